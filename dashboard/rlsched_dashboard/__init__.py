@@ -1,0 +1,1 @@
+"""The dashboard of mlflow-rlsched: see what the scheduler does, and why."""

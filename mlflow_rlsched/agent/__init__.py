@@ -1,0 +1,1 @@
+"""The scheduling process: claims, places, watches, recovers, and tells MLflow."""

@@ -1,0 +1,83 @@
+"""The durable outbox: what is still to be told to tracking servers, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+_METADATA = sa.MetaData()
+_MESSAGES = sa.Table(
+    "messages",
+    _METADATA,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something to tell the tracking server about a run.
+
+    Attributes:
+        run_id: The run.
+        kind: ``metrics`` (``[[key, value, timestamp_ms, step], …]``), ``tags``
+            (``{key: value}``), ``status`` (``{"status", "of": run id}``) or ``final``
+            (``{"status", "end_time_ms", "tags", "also": [run ids]}``).
+        body: JSON, as said.
+        id: Place in the outbox; 0 before it is there.
+    """
+
+    run_id: str
+    kind: str
+    body: Any
+    id: int = 0
+
+
+class Outbox:
+    """Messages in the order in which they were put, on disk until they are delivered."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = sa.create_engine(
+            f"sqlite:///{path}", poolclass=sa.pool.NullPool, connect_args={"timeout": 30}
+        )
+        with self._engine.begin() as connection:
+            connection.execute(sa.text("PRAGMA journal_mode=WAL"))
+        _METADATA.create_all(self._engine)
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Add messages in one transaction."""
+        rows = [{"run_id": m.run_id, "kind": m.kind, "body": m.body} for m in messages]
+        if rows:
+            with self._engine.begin() as connection:
+                connection.execute(sa.insert(_MESSAGES), rows)
+
+    def runs(self) -> list[str]:
+        """Runs with something to be told, the longest waiting first."""
+        query = sa.select(_MESSAGES.c.run_id).group_by(_MESSAGES.c.run_id)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(sa.func.min(_MESSAGES.c.id)))
+            return [row.run_id for row in rows]
+
+    def of(self, run_id: str, limit: int = 500) -> list[Message]:
+        """The oldest messages of a run, in order."""
+        query = sa.select(_MESSAGES).where(_MESSAGES.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(_MESSAGES.c.id).limit(limit))
+            return [Message(row.run_id, row.kind, row.body, row.id) for row in rows]
+
+    def delivered(self, messages: Sequence[Message]) -> None:
+        """Forget messages."""
+        if messages:
+            ids = [m.id for m in messages]
+            with self._engine.begin() as connection:
+                connection.execute(sa.delete(_MESSAGES).where(_MESSAGES.c.id.in_(ids)))
+
+    def close(self) -> None:
+        """Give back the connection."""
+        self._engine.dispose()

@@ -1,0 +1,139 @@
+"""This host's devices: what is free, what drains, what is out of order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+from mlflow_rlsched.devices.interface import Device, Inventory
+from mlflow_rlsched.devices.locks import WHOLE, LockError, free_amount, lock_dir
+from mlflow_rlsched.store import Lease, Quarantine, Store
+
+_logger = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+"""How long the memory of a device may take to drain after its task ended."""
+
+QUARANTINE_S = (60.0, 300.0, 1800.0, 3600.0)
+"""How long a device is not offered after its first, second, … failure in a row."""
+
+
+class Pool:
+    """Devices of this host, as leases, locks, readings and quarantines leave them.
+
+    Args:
+        inventory: The devices.
+        store: Holds leases and quarantines.
+        host: This host's name in the store.
+        limit: Outer ``CUDA_VISIBLE_DEVICES`` of the agent, split at commas, or None.
+
+    Attributes:
+        notes: Why a device that no task of this store holds is not offered, by device id.
+    """
+
+    def __init__(
+        self, inventory: Inventory, store: Store, host: str, limit: Sequence[str] | None
+    ) -> None:
+        self.inventory = inventory
+        self.notes: dict[str, str] = {}
+        self._store = store
+        self._host = host
+        self._limit = limit
+        self._drains: dict[tuple[str, int, str], float] = {}
+
+    def devices(self) -> list[Device]:
+        """Devices that this agent may offer."""
+        return self.inventory.allowed(self._limit)
+
+    def free(self) -> dict[str, int]:
+        """Hundredths free by device id; ``notes`` says why others are not offered."""
+        leased = _leased(self._store.leases(self._host))
+        closed = {q.device: q for q in self._store.quarantined(self._host)}
+        free: dict[str, int] = {}
+        self.notes = {}
+        for device in self.devices():
+            mine = leased.get(device.id, 0)
+            note: str | None
+            try:
+                unlocked = free_amount(lock_dir(), device.id, device.parent)
+            except LockError as error:
+                unlocked, note = 0, str(error)
+            else:
+                note = self._why_not(device, mine, unlocked, closed.get(device.id))
+            free[device.id] = min(WHOLE - mine, unlocked)
+            if note is not None:
+                self.notes[device.id] = note
+                free[device.id] = 0
+        return free
+
+    def _why_not(
+        self, device: Device, mine: int, unlocked: int, closing: Quarantine | None
+    ) -> str | None:
+        """Why a device is not offered although our tasks leave ``WHOLE - mine`` of it."""
+        if closing is not None and closing.until > time.time():
+            return f"in quarantine: {closing.reason}"
+        if unlocked < WHOLE - mine:
+            return None if unlocked else "held by a task of another store or user"
+        if mine:
+            return None
+        reading = self.inventory.read(device)
+        if reading.lost:
+            self.fault(device.id, "it does not answer")
+            return "it does not answer"
+        return self.inventory.occupied(device, reading)
+
+    def drain(self, running: Collection[tuple[str, int]]) -> bool:
+        """End the leases of attempts that are over, once their devices are empty.
+
+        Args:
+            running: Run id and attempt of what runs.
+
+        Returns:
+            Whether a lease ended.
+        """
+        leases = self._store.leases(self._host)
+        shared = _leased(leases)
+        by_id = {device.id: device for device in self.inventory.devices()}
+        ended = False
+        for lease in leases:
+            if (lease.run_id, lease.attempt) in running:
+                continue
+            key = (lease.run_id, lease.attempt, lease.share.device)
+            deadline = self._drains.setdefault(key, time.monotonic() + DRAIN_S)
+            device = by_id.get(lease.share.device)
+            why = None
+            # What a neighbour on the same device uses cannot be told from a remainder.
+            if device is not None and shared[device.id] == lease.share.amount:
+                why = self.inventory.occupied(device, self.inventory.read(device))
+            if why is not None and time.monotonic() < deadline:
+                continue
+            if why is not None:
+                self.fault(lease.share.device, f"not empty {DRAIN_S:.0f} s after its task: {why}")
+            self._store.release(lease.run_id, lease.attempt, [lease.share.device])
+            del self._drains[key]
+            ended = True
+        return ended
+
+    def fault(self, device_id: str, reason: str) -> None:
+        """Take a device out of the offer for a while, longer with each failure."""
+        known = {q.device: q for q in self._store.quarantined(self._host)}.get(device_id)
+        if known is not None and known.until > time.time():
+            return
+        failures = 1 + (known.failures if known is not None else 0)
+        until = time.time() + QUARANTINE_S[min(failures, len(QUARANTINE_S)) - 1]
+        _logger.warning("device %s is quarantined: %s", device_id, reason)
+        self._store.quarantine(Quarantine(self._host, device_id, reason, until, failures))
+
+    def proved(self, device_ids: Collection[str]) -> None:
+        """Forget earlier failures of devices on which a task has just succeeded."""
+        for known in self._store.quarantined(self._host):
+            if known.device in device_ids:
+                self._store.end_quarantine(self._host, known.device)
+
+
+def _leased(leases: Sequence[Lease]) -> dict[str, int]:
+    amounts: dict[str, int] = {}
+    for lease in leases:
+        amounts[lease.share.device] = amounts.get(lease.share.device, 0) + lease.share.amount
+    return amounts

@@ -1,0 +1,155 @@
+"""Why an attempt ended, and what becomes of its task (pure functions).
+
+Only what can succeed is tried again: a training that was killed, lost or hit a failing device,
+and one that ran out of memory, with a smaller batch. A user's own error is not.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from mlflow_rlsched.config import RunConfig
+from mlflow_rlsched.protocol import EXIT_RESUME, Exit
+from mlflow_rlsched.store import Ending, State, Task
+
+OOM_FACTOR = 0.85
+RETRIED = frozenset({"killed", "lost", "lost_heartbeat", "device_fault", "stopped", "unreachable"})
+"""Classes of endings that are tried again, up to ``max_retries`` times."""
+
+_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array",
+    re.MULTILINE,
+)
+_DEVICE = re.compile(
+    r"uncorrectable ECC|GPU is lost|fallen off the bus|CUDA-capable device\(s\) is/are busy"
+    r"|CUDA error: (unspecified launch failure|unknown error|hardware|device unavailable)"
+    r"|NCCL (WARN|error).*(unhandled cuda error|remote process exited)|NVRM: Xid"
+)
+_NETWORK = re.compile(
+    r"timed out|Temporary failure|Connection (reset|refused|aborted|error)|ConnectionError"
+    r"|NewConnectionError|Name or service not known|50[234] Server Error",
+    re.IGNORECASE,
+)
+_SIGNALS = {129: "SIGHUP", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an attempt that ended.
+
+    Attributes:
+        exit: What the shim said, or stands for it when the shim was killed.
+        done: Whether the training reported that it was done.
+        oom: What the training said when it ran out of memory, or None.
+        environment: Why its environment could not be prepared, or None.
+        output: The last lines that it printed.
+        device_lost: Why one of its devices is out of order, or None.
+        batch_size: Batch size in use, or None when it has no batch size that can be changed.
+    """
+
+    exit: Exit
+    done: bool = False
+    oom: str | None = None
+    environment: str | None = None
+    output: str = ""
+    device_lost: str | None = None
+    batch_size: int | None = None
+
+
+def classify(evidence: Evidence) -> tuple[str, str]:
+    """The class of an ending and one sentence on it; ``finished`` for a success."""
+    ending = evidence.exit
+    code = ending.code
+    if evidence.done and code in (0, None) and ending.reason in (None, "lost", "cancelled"):
+        return "finished", ""
+    if ending.reason is not None:
+        return ending.reason, ending.message or _asked(ending.reason)
+    if code == 0:
+        return "finished", ""
+    if evidence.environment is not None:
+        kind = "unreachable" if _NETWORK.search(evidence.environment) else "environment_failure"
+        return kind, f"the project's environment could not be prepared: {evidence.environment}"
+    if evidence.oom is not None or _MEMORY.search(evidence.output):
+        return "oom", evidence.oom or "out of memory"
+    if evidence.device_lost is not None:
+        return "device_fault", evidence.device_lost
+    fault = _DEVICE.search(evidence.output)
+    if fault is not None:
+        return "device_fault", f"the device failed: {fault.group(0)}"
+    if code == EXIT_RESUME:
+        return "stopped", "it stopped to be resumed"
+    if code in _SIGNALS:
+        return "killed", f"it was ended by {_SIGNALS[code]} from outside"
+    return "user_error", f"it exited with code {code}{_last_line(evidence.output)}"
+
+
+def _asked(reason: str) -> str:
+    return {
+        "lost_heartbeat": "no report, and no use of CPU or GPU, for the heartbeat time",
+        "timeout": "it ran longer than timeout_s",
+        "cancelled": "cancelled",
+        "parent_ended": "the run that it was nested in has ended",
+        "run_deleted": "the MLflow run was deleted",
+        "preempted": "its devices were needed by another task",
+    }.get(reason, reason.replace("_", " "))
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f": {lines[-1][:300]}" if lines else ""
+
+
+def decide(
+    task: Task, config: RunConfig, evidence: Evidence, now: float, jitter: float | None = None
+) -> Ending:
+    """What becomes of a task whose current attempt ended.
+
+    Args:
+        task: The task as the store has it.
+        config: Its configuration.
+        evidence: What is known of the attempt.
+        now: Seconds since the epoch.
+        jitter: Factor on the retry delay; by default random in 0.8 to 1.2, so that tasks that
+            died together do not come back together.
+    """
+    reason, message = classify(evidence)
+    code = evidence.exit.code
+    if reason == "finished":
+        return Ending(State.FINISHED, reason, message, code)
+    if reason in ("cancelled", "parent_ended", "run_deleted"):
+        by = f"cancelled by {task.cancel_by}" if task.cancel_by else message
+        return Ending(State.KILLED, reason, by if reason == "cancelled" else message, code)
+    if reason == "device_busy":
+        return Ending(State.QUEUED, reason, message, code, not_before=now + 1.0)
+    if reason in ("not_started", "preempted"):
+        return Ending(State.QUEUED, reason, message, code)
+    if reason == "oom":
+        return _after_oom(config, evidence, message)
+    if reason not in RETRIED:
+        return Ending(State.FAILED, reason, message, code)
+    if task.retries >= config.max_retries:
+        tries = f" (tried {task.retries + 1} times)" if task.retries else ""
+        return Ending(State.FAILED, reason, message + tries, code)
+    delays = config.retry_delays_s or (0.0,)
+    delay = delays[min(task.retries, len(delays) - 1)]
+    factor = random.uniform(0.8, 1.2) if jitter is None else jitter  # noqa: S311
+    return Ending(State.QUEUED, reason, message, code, not_before=now + delay * factor, counts=True)
+
+
+def _after_oom(config: RunConfig, evidence: Evidence, message: str) -> Ending:
+    """A smaller batch at once (its own budget, apart from retries), down to the floor."""
+    batch = evidence.batch_size
+    code = evidence.exit.code
+    if batch is None:
+        text = f"{message}; it has no batch size that could be made smaller"
+        return Ending(State.FAILED, "oom", text, code, oom=True)
+    floor = max(1, config.batch_size.min or 1)
+    if batch <= floor:
+        text = f"out of memory even at the smallest batch size allowed, {floor}"
+        return Ending(State.FAILED, "oom", text, code, oom=True)
+    smaller = max(floor, min(int(batch * OOM_FACTOR), batch - 1))
+    text = f"out of memory at batch size {batch}: going on with {smaller}"
+    return Ending(State.QUEUED, "oom", text, code, oom=True, batch_size=smaller)

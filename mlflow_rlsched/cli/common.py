@@ -1,0 +1,168 @@
+"""What the commands share: options, the store, errors, and how things are shown.
+
+Everything heavy is imported where it is used, so that ``rlsched --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlflow_rlsched.daemon import SQLITE, AgentFiles
+
+if TYPE_CHECKING:
+    from mlflow_rlsched.store import Store, Task
+
+ID_WIDTH = 8
+MIN_PREFIX = 4
+
+
+class WrongUsage(click.ClickException):
+    """What was asked for makes no sense; exit code 2."""
+
+    exit_code = 2
+
+
+class Group(click.Group):
+    """A group whose commands end with one line, never with a traceback, when something is wrong."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        from mlflow_rlsched.store import StoreError
+
+        try:
+            return super().invoke(ctx)
+        except StoreError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            # Whoever read our output has ended; Python would complain when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except OSError as error:
+            text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise click.ClickException(text) from error
+
+
+store_option = click.option(
+    "--store",
+    "url",
+    metavar="URL",
+    callback=lambda _ctx, _param, text: resolve_store(text),
+    help="Store to use: sqlite:///<absolute path>; by default as runs are configured.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
+)
+
+
+def resolve_store(text: str | None) -> str:
+    """The store's absolute URL."""
+    from mlflow_rlsched.config import ConfigError, store_url
+
+    try:
+        return store_url(text, os.environ)
+    except ConfigError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def open_existing(url: str) -> Store | None:
+    """The store, or None when it was not made yet."""
+    from mlflow_rlsched.store import open_store
+
+    if url.startswith(SQLITE) and not Path(url.removeprefix(SQLITE)).exists():
+        return None
+    return open_store(url)
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Store]:
+    """The store that holds the run that a command names, closed at the end."""
+    store = open_existing(url)
+    if store is None:
+        raise WrongUsage(f"no runs yet: there is no store {url}")
+    with closing(store):
+        yield store
+
+
+def find_task(store: Store, text: str) -> Task:
+    """The task whose run id is, or alone begins with, ``text``."""
+    if task := store.get(text):
+        return task
+    if len(text) < MIN_PREFIX:
+        raise WrongUsage(f"run id {text!r} is too short: give at least {MIN_PREFIX} characters")
+    found = [task for task in store.tasks() if task.run_id.startswith(text)]
+    if not found:
+        raise WrongUsage(f"no run {text!r} in this store: `rlsched queue` and MLflow name them")
+    if len(found) > 1:
+        several = ", ".join(sorted(task.run_id for task in found)[:3])
+        raise WrongUsage(f"run id {text!r} is not unique ({several}, …): give more characters")
+    return found[0]
+
+
+def wake_agent(url: str) -> str | None:
+    """Let the agent look at the store now, starting it if needed; what is in the way, if so."""
+    files = AgentFiles(url)
+    if files.held.exists() and not files.alive():
+        return "the agent was stopped: `rlsched agent start` lets it go on"
+    files.start()
+    files.wake()
+    return None
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned columns, without those that are empty in all rows.
+
+    A thousand rows take a rich.table a second, and this some milliseconds.
+    """
+    from rich.cells import cell_len
+
+    body = [[plain(cell) for cell in row] for row in rows]
+    used = [column for column in range(len(headings)) if any(row[column] for row in body)]
+    lines = [[row[column] for column in used] for row in (list(headings), *body)]
+    widths = [max(cell_len(line[place]) for line in lines) for place in range(len(used))]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def plain(value: object) -> str:
+    """Text that cannot command the terminal."""
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def short(run_id: str) -> str:
+    """The beginning of a run id, as people tell runs apart."""
+    return run_id[:ID_WIDTH]
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one or two units."""
+    rest = max(0, round(seconds))
+    parts: list[str] = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, rest = divmod(rest, size)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 ")) or "0 s"
+
+
+def clock(when: float | None) -> str:
+    """A time of day with its date, in local time."""
+    return "" if when is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

@@ -1,0 +1,281 @@
+"""``rlsched doctor``: checks what runs depend on, and says how to mend what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from mlflow_rlsched.cli.common import duration, json_option, print_json
+from mlflow_rlsched.daemon import AgentFiles, home
+
+TRACKING_WAIT_S = 20.0
+MIN_FREE_BYTES = 2 * 2**30
+LOG_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of a check.
+
+    Attributes:
+        check: What was looked at.
+        ok: Whether runs can rely on it.
+        text: What was found.
+        remedy: What to do when it is not well.
+    """
+
+    check: str
+    ok: bool
+    text: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option("--store", metavar="URL", help="Store to check; by default as runs are configured.")
+@json_option
+def doctor(store: str | None, as_json: bool) -> None:
+    """Check everything that runs depend on; exit code 1 when something is wrong."""
+    findings = []
+    for finding in _findings(store):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{'✓' if finding.ok else '✗'} {finding.check}: {finding.text}")
+            if not finding.ok and finding.remedy:
+                click.echo(f"    → {finding.remedy}")
+    well = all(finding.ok for finding in findings)
+    if as_json:
+        print_json({"ok": well, "checks": [asdict(finding) for finding in findings]})
+    raise SystemExit(0 if well else 1)
+
+
+def _findings(store: str | None) -> Iterator[Finding]:
+    yield check_home(home())
+    yield check_space(home())
+    configuration, url = check_configuration(store)
+    yield configuration
+    if url is not None:
+        yield check_store(url)
+        yield check_agent(url)
+        yield check_quarantine(url)
+    yield check_devices()
+    yield check_locks()
+    yield check_tracking()
+
+
+def check_home(folder: Path) -> Finding:
+    """State must be written, on a disk where SQLite is safe."""
+    from mlflow_rlsched.store import StoreError
+    from mlflow_rlsched.store.sqlite import MOUNTS, file_system, refuse_network
+
+    remedy = "set RLSCHED_HOME to a folder on a local disk that you may write to"
+    try:
+        refuse_network(folder, MOUNTS)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except StoreError as error:
+        return Finding("home", False, str(error), remedy)
+    except OSError as error:
+        return Finding("home", False, f"{folder}: {error.strerror}", remedy)
+    kind = file_system(folder, MOUNTS)
+    return Finding("home", True, f"{folder} can be written, on a local disk ({kind})")
+
+
+def check_space(folder: Path) -> Finding:
+    """Outputs and checkpoints need room."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    return Finding(
+        "disk space",
+        free >= MIN_FREE_BYTES,
+        f"{free / 2**30:.1f} GiB free for run directories",
+        f"remove old folders from {folder / 'runs'}, or set RLSCHED_HOME to a larger disk",
+    )
+
+
+def check_configuration(store: str | None) -> tuple[Finding, str | None]:
+    """The layers below a run's own must be readable; they say where the store is."""
+    from mlflow_rlsched.config import ConfigError, resolve, store_url
+
+    try:
+        url = store_url(store, os.environ)
+        config = resolve({}, None)
+    except ConfigError as error:
+        return Finding("configuration", False, str(error), "correct what it names"), None
+    text = f"policy {config.policy}" + (
+        ": tuning is off" if config.policy == "fixed" else ": tunes what runs allow"
+    )
+    return Finding("configuration", True, text), url
+
+
+def check_store(url: str) -> Finding:
+    """The store must open."""
+    from mlflow_rlsched.cli.common import open_existing
+    from mlflow_rlsched.store import State, StoreError
+
+    try:
+        store = open_existing(url)
+        if store is None:
+            return Finding("store", True, f"{url} is made by the first submission")
+        with closing(store):
+            count = len(store.tasks([State.QUEUED, State.RUNNING]))
+    except StoreError as error:
+        return Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
+    return Finding("store", True, f"{url} opens; {count} runs wait or run")
+
+
+def check_agent(url: str) -> Finding:
+    """The agent may sleep, but what waits needs one, and its log should tell of no error."""
+    from mlflow_rlsched.cli.common import open_existing
+    from mlflow_rlsched.store import State, StoreError
+
+    files = AgentFiles(url)
+    try:
+        store = open_existing(url)
+        unfinished = 0
+        if store is not None:
+            with closing(store):
+                unfinished = len(store.tasks([State.QUEUED, State.RUNNING], socket.gethostname()))
+    except StoreError:
+        unfinished = 0
+    error = last_error(files.log)
+    if files.alive():
+        text = "lives" + (f"; the last error in its log: {error}" if error else "")
+        return Finding("agent", error is None, text, f"see {files.log}")
+    if unfinished:
+        return Finding(
+            "agent",
+            False,
+            f"none lives, and {unfinished} runs need one"
+            + (f"; it said: {error}" if error else ""),
+            f"`rlsched agent start`; its log is {files.log}",
+        )
+    return Finding("agent", True, "none lives, nothing to do: a submission starts it")
+
+
+def last_error(log: Path) -> str | None:
+    """The last line of an agent's log that tells of an error."""
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    errors = [line for line in lines if " ERROR " in line or " CRITICAL " in line]
+    return errors[-1] if errors else None
+
+
+def check_quarantine(url: str) -> Finding:
+    """Devices out of order are said, with the time when they come back."""
+    from mlflow_rlsched.cli.common import open_existing
+    from mlflow_rlsched.store import StoreError
+
+    now = time.time()
+    try:
+        store = open_existing(url)
+        if store is None:
+            return Finding("quarantine", True, "no device")
+        with closing(store):
+            closed = [q for q in store.quarantined(socket.gethostname()) if q.until > now]
+    except StoreError:
+        return Finding("quarantine", True, "unknown without the store")
+    text = "; ".join(
+        f"{q.device} for {duration(q.until - now)} ({q.reason}, {q.failures} failures)"
+        for q in closed
+    )
+    remedy = (
+        "look for the cause in `nvidia-smi` and the system's log; it is offered again by itself"
+    )
+    return Finding("quarantine", not closed, text or "no device", remedy)
+
+
+def check_devices() -> Finding:
+    """There must be something to lease; without NVML it is CPU slots."""
+    from mlflow_rlsched.devices import open_inventory
+    from mlflow_rlsched.devices.cpu import CpuSlotsError
+    from mlflow_rlsched.devices.nvidia import NvidiaInventory, NvmlUnavailable
+
+    try:
+        with closing(open_inventory()) as inventory:
+            found = inventory.devices()
+    except CpuSlotsError as error:
+        return Finding("devices", False, str(error), "correct or unset RLSCHED_CPU_SLOTS")
+    if inventory.kind != "cpu":
+        names = ", ".join(sorted({device.name for device in found}))
+        return Finding("devices", True, f"{len(found)} GPUs or slices ({names})")
+    try:
+        NvidiaInventory().close()
+        why = "NVML lists no GPU"
+    except NvmlUnavailable as error:
+        why = str(error)
+    return Finding("devices", True, f"{len(found)} CPU slots, no GPU: {why}")
+
+
+def check_locks() -> Finding:
+    """All stores and users of the host keep their devices apart by one folder."""
+    from mlflow_rlsched.devices.locks import LockError, lock_dir
+
+    try:
+        folder = lock_dir()
+    except LockError as error:
+        return Finding("device locks", False, str(error))
+    return Finding("device locks", True, f"{folder} can be used")
+
+
+def check_tracking() -> Finding:
+    """The tracking server must answer, within a bounded time."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    import mlflow
+
+    uri = mlflow.get_tracking_uri()
+    shown = without_credentials(uri)
+    path = uri.removeprefix("sqlite:///")
+    if path != uri and not Path(path).exists():
+        return Finding("tracking", True, f"{shown} is made by the first run")
+    remedy = "start the tracking server, or set MLFLOW_TRACKING_URI to one that answers"
+
+    def ask() -> object:
+        return mlflow.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+
+    outcome = in_time(ask, TRACKING_WAIT_S)
+    if outcome is None:
+        return Finding("tracking", True, f"{shown} answers")
+    return Finding("tracking", False, f"{shown}: {outcome}", remedy)
+
+
+def in_time(action: Callable[[], object], seconds: float) -> str | None:
+    """What went wrong with an action, or None when it ended well within the time."""
+    outcome: list[str | None] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  # any failure is a finding
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            outcome.append(lines[0][:300])
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else f"no answer within {seconds:g} s"
+
+
+def without_credentials(uri: str) -> str:
+    """The URI without user name and password."""
+    scheme, separator, rest = uri.partition("://")
+    server, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{server.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,184 @@
+"""Commands that look at runs: ``queue`` and ``logs``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlflow_rlsched.cli.common import (
+    WrongUsage,
+    duration,
+    find_task,
+    json_option,
+    open_existing,
+    opened,
+    print_json,
+    short,
+    store_option,
+    table,
+)
+from mlflow_rlsched.daemon import AgentFiles
+from mlflow_rlsched.output import OutputFollower
+
+if TYPE_CHECKING:
+    from mlflow_rlsched.store import Lease, Store, Task
+
+FOLLOW_S = 0.2
+
+
+@click.command()
+@store_option
+@json_option
+def queue(url: str, as_json: bool) -> None:
+    """List waiting and running runs, first those that go first."""
+    store = open_existing(url)
+    alive = AgentFiles(url).alive()
+    rows: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
+    if store is not None:
+        with closing(store):
+            rows = queue_rows(store, time.time())
+            notes = [dict(note) for agent in store.agents() for note in agent.devices] * alive
+    if as_json:
+        print_json({"runs": rows, "agent_alive": alive, "devices_not_offered": notes})
+    elif store is None:
+        click.echo(f"no runs yet: there is no store {url}")
+    elif not rows:
+        click.echo("no run waits or runs")
+    else:
+        click.echo(_queue_table(rows))
+        for note in notes:
+            click.echo(f"device {note.get('id')} is not offered: {note.get('note')}")
+        if not alive:
+            click.echo("no agent lives: `rlsched agent start` starts one")
+
+
+def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
+    """What ``queue`` shows of each waiting or running task, by rank."""
+    from mlflow_rlsched.store import State
+
+    held: dict[str, list[Lease]] = {}
+    for lease in store.leases():
+        held.setdefault(lease.run_id, []).append(lease)
+    return [
+        {
+            "run_id": task.run_id,
+            "name": task.spec.label,
+            "state": task.state.value,
+            "priority": task.priority,
+            "user": task.spec.user,
+            "age_s": max(0.0, now - task.submitted_at),
+            "wants": wants(task),
+            "holds": [
+                {"device": lease.share.device, "amount": lease.share.amount}
+                for lease in held.get(task.run_id, [])
+            ],
+            "attempt": task.attempt,
+            "why": why(task, now),
+        }
+        for task in store.tasks([State.QUEUED, State.RUNNING])
+    ]
+
+
+def wants(task: Task) -> dict[str, Any]:
+    """What a task asks for: GPUs, hundredths of each, CPU slots where there are no GPUs."""
+    config = task.spec.config
+    nested = task.spec.parent_attempt_dir is not None
+    gpus = 0 if nested else int(config.get("gpus", {}).get("initial", 1))
+    return {
+        "gpus": gpus,
+        "amount": math.ceil(100 * float(config.get("gpu_fraction", 1.0))),
+        "cpu_slots": gpus * int(config.get("cpu_slots", 1)),
+        "shares_parent": nested,
+    }
+
+
+def why(task: Task, now: float) -> str:
+    """Why a task waits, or what is being done to it."""
+    parts = []
+    if task.cancel_by is not None:
+        parts.append(f"{task.cancel_by} cancelled it")
+    elif task.not_before > now:
+        parts.append(f"tried again in {duration(task.not_before - now)}")
+    if task.message:
+        parts.append(task.message)
+    return "; ".join(parts)
+
+
+def _queue_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    headings = [
+        "RUN",
+        "NAME",
+        "STATE",
+        "PRIORITY",
+        "USER",
+        "AGE",
+        "WANTS",
+        "HOLDS",
+        "ATTEMPT",
+        "NOTE",
+    ]
+    return table(
+        headings,
+        (
+            (
+                short(row["run_id"]),
+                row["name"],
+                row["state"],
+                row["priority"],
+                row["user"],
+                duration(row["age_s"]),
+                _wants_text(row["wants"]),
+                ", ".join(share_text(hold) for hold in row["holds"]),
+                row["attempt"] or "",
+                row["why"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _wants_text(wanted: Mapping[str, Any]) -> str:
+    if wanted["shares_parent"]:
+        return "its parent's"
+    part = "" if wanted["amount"] == 100 else f" at {wanted['amount']} %"
+    gpus, slots = wanted["gpus"], wanted["cpu_slots"]
+    return f"{gpus} GPU{'s' * (gpus != 1)}{part} or {slots} slot{'s' * (slots != 1)}"
+
+
+def share_text(hold: Mapping[str, Any]) -> str:
+    """A device and the part of it that is held."""
+    device = str(hold["device"])[:12]
+    return device if hold["amount"] == 100 else f"{device} {hold['amount']} %"
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN_ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@store_option
+@json_option
+def logs(run_id: str, follow: bool, url: str, as_json: bool) -> None:
+    """Print what a run printed, all its attempts one after the other."""
+    if follow and as_json:
+        raise WrongUsage("--follow and --json exclude each other")
+    with opened(url) as store:
+        task = find_task(store, run_id)
+        output = OutputFollower(Path(task.spec.run_dir))
+        if as_json:
+            whole = b"".join(iter(output.read, b""))
+            print_json({"run_id": task.run_id, "output": whole.decode(errors="replace")})
+            return
+        while True:
+            # Looked up before the reading: a final task prints nothing more.
+            now = store.get(task.run_id)
+            while data := output.read():
+                click.echo(data, nl=False)
+            if not follow or now is None or now.state.final:
+                return
+            time.sleep(FOLLOW_S)

@@ -1,0 +1,127 @@
+"""How the agent of a store is found, woken and started (stdlib only).
+
+One agent serves one user, host and store. Whoever holds ``lock`` in the agent's folder is that
+agent; a byte into the FIFO ``wake`` makes it look at the store at once. Submitters, waiting
+commands and shims start a dead agent; ``rlsched agent stop`` leaves a file ``held`` so that
+they do not, until the next submission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import pwd
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlflow_rlsched import processes, protocol
+from mlflow_rlsched.filelock import FileLock
+
+IDLE_TIMEOUT_S = 60
+SQLITE = "sqlite:///"
+DROPPED = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CUDA_VISIBLE_DEVICES", "RLSCHED_POLICY")
+DROPPED_PREFIXES = ("RLSCHED_CFG_", "RLSCHED_ATTEMPT", "RLSCHED_RUN_", "RLSCHED_CHECKPOINT_")
+
+
+def home() -> Path:
+    """``$RLSCHED_HOME``, by default ``~/.rlsched``, as an absolute path."""
+    return Path(os.environ.get("RLSCHED_HOME") or "~/.rlsched").expanduser().absolute()
+
+
+def submissions_dir() -> Path:
+    """Where submissions that are not complete are on record."""
+    return home() / "submissions"
+
+
+def user_name() -> str:
+    """Name of the operating-system user; the number where it has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+class AgentFiles:
+    """The folder of one store's agent on this host.
+
+    Args:
+        store: Absolute URL of the store, as ``config`` resolves it.
+        folder: The folder itself, when the caller has it already (the shim).
+    """
+
+    def __init__(self, store: str, folder: Path | None = None) -> None:
+        self.store = store
+        if folder is None and store.startswith(SQLITE):
+            folder = Path(store.removeprefix(SQLITE) + "-agent")
+        elif folder is None:
+            key = hashlib.sha256(store.encode()).hexdigest()[:16]
+            folder = home() / "agents" / f"{socket.gethostname()}-{key}"
+        self.folder = folder
+        self.lock = FileLock(folder / "lock")
+        self.log = folder / "agent.log"
+        self.held = folder / "held"
+        self._wake = folder / "wake"
+
+    def create(self) -> None:
+        """Make the folder and the FIFO, if absent."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self._wake, 0o600)
+
+    def alive(self) -> bool:
+        """Whether an agent holds the lock now."""
+        return self.lock.held()
+
+    def identity(self) -> dict[str, Any]:
+        """What the agent said of itself when it started: ``process``, ``version``."""
+        return protocol.read_json(self.folder / "agent.json") or {}
+
+    def introduce(self, version: str) -> None:
+        """Write who the agent is (called by the agent, holding the lock)."""
+        me = processes.Identity.of(os.getpid())
+        assert me is not None
+        value = {"process": me.to_json(), "version": version, "python": sys.executable}
+        protocol.write_json(self.folder / "agent.json", value)
+
+    def open_wake(self) -> int:
+        """A descriptor that becomes readable when somebody wakes the agent."""
+        return os.open(self._wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wake(self) -> None:
+        """Make the agent look at the store at once; nothing happens when there is none."""
+        try:
+            descriptor = os.open(self._wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.ENOENT):
+                return
+            raise
+        try:
+            os.write(descriptor, b"\n")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+        finally:
+            os.close(descriptor)
+
+    def argv(self) -> list[str]:
+        """The command that starts an agent for this store."""
+        command = ["-m", "mlflow_rlsched", "agent", "run", "--store", self.store]
+        return [sys.executable, *command, "--idle-timeout", str(IDLE_TIMEOUT_S)]
+
+    def start(self, argv: list[str] | None = None) -> None:
+        """Start an agent, unless one lives or the user stopped it on purpose.
+
+        Two that start one at the same moment are harmless: the second finds the lock taken.
+        """
+        if self.held.exists() or self.alive():
+            return
+        self.create()
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in DROPPED and not k.startswith(DROPPED_PREFIXES)
+        }
+        processes.spawn_detached(argv or self.argv(), env, self.log)

@@ -1,0 +1,232 @@
+"""The parent of every attempt: starts it, keeps its devices locked, ends its whole tree.
+
+A process of its own, in its own session, with nothing but the standard library, so that it can
+outlive the agent and costs little. It is a subreaper: whatever the training forks, daemonises or
+abandons becomes its child and ends with the attempt. All it has to say stands in ``exit.json``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from mlflow_rlsched import processes, protocol
+from mlflow_rlsched.daemon import AgentFiles
+from mlflow_rlsched.devices.locks import DeviceLocks, LockError, LockRequest
+from mlflow_rlsched.filelock import FileLock
+
+LEFTOVER_GRACE_S = 5.0
+"""How long processes that outlive the main one may take to end by themselves."""
+
+_TICK_S = 1.0
+_AGENT_CHECK_S = 5.0
+_RESERVED_BYTES = 8192
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopt_orphans(wanted: bool) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Shim:
+    """One attempt, from its start to ``exit.json``.
+
+    Args:
+        folder: The attempt's directory; ``attempt.json`` says what to run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._run_dir = folder.parent.parent
+        self._spec = protocol.AttemptSpec.read(folder)
+        self._agent = AgentFiles("", Path(self._spec.agent_dir))
+        self._main: int | None = None
+        self._code: int | None = None
+        self._started_at = time.time()
+        self._wake = _wake_on_signals()
+
+    def run(self) -> None:
+        """Run the attempt; returns when nothing of it is left."""
+        lock = FileLock(self._folder / "shim.lock")
+        # The lock comes first: an adopter that took it has declared the attempt void.
+        if not lock.acquire() or (self._folder / "void").exists() or self._ended():
+            return
+        me = processes.Identity.of(os.getpid())
+        assert me is not None
+        protocol.write_json(self._folder / "shim.json", me.to_json())
+        _reserve(self._folder)
+        _adopt_orphans(True)
+        locks = DeviceLocks(Path(self._spec.lock_dir))
+        try:
+            busy = locks.acquire([LockRequest(**request) for request in self._spec.locks])
+        except (OSError, LockError) as error:
+            self._finish("start_failed", f"cannot lock the devices: {error}")
+        else:
+            if busy is None:
+                reason, message, killed = self._supervise()
+                locks.release()
+                self._finish(reason, message, killed)
+            else:
+                self._finish("device_busy", f"device {busy} is locked by another task")
+        self._call_agent()
+
+    def _ended(self) -> bool:
+        return (self._folder / "exit.json").exists()
+
+    def _supervise(self) -> tuple[str | None, str, int]:
+        """Start the main process and see the whole tree to its end."""
+        try:
+            self._start()
+        except OSError as error:
+            return "start_failed", f"cannot start {self._spec.argv[0]}: {error}", 0
+        reason = None
+        agent_check = time.monotonic() + _AGENT_CHECK_S
+        while self._code is None and reason is None:
+            self._pause(_TICK_S)
+            reason = None if self._code is not None else self._stop_reason()
+            if time.monotonic() >= agent_check:
+                self._call_agent()
+                agent_check = time.monotonic() + _AGENT_CHECK_S
+        patient = self._leftover_patience() if reason is None else self._stop_patience()
+        killed = processes.end(self._survivors, patient, self._pause)
+        self._reap()
+        self._remove_container()
+        return reason, "", killed
+
+    def _start(self) -> None:
+        environment = protocol.read_json(self._run_dir / "environment.json") or {}
+        env = {k: str(v) for k, v in environment.items()}
+        with open(self._folder / "output.log", "ab") as output:
+            child = subprocess.Popen(
+                self._spec.argv,
+                cwd=self._spec.cwd,
+                env={**env, **self._spec.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._main = child.pid
+        child.returncode = 0  # reaped below with all the others, not by Popen
+
+    def _survivors(self) -> list[int]:
+        # The environment betrays those that escaped while an agent was being started.
+        mine = processes.descendants(os.getpid())
+        return mine or processes.with_environment("RLSCHED_ATTEMPT_DIR", str(self._folder))
+
+    def _stop_reason(self) -> str | None:
+        """Why this attempt has to end now, or None."""
+        stop = protocol.read_json(self._folder / "stop.json")
+        if stop is not None:
+            return str(stop.get("reason", "cancelled"))
+        parent = self._spec.parent_attempt_dir
+        if parent is not None and (
+            (Path(parent) / "exit.json").exists() or not FileLock(Path(parent) / "shim.lock").held()
+        ):
+            return "parent_ended"
+        return None
+
+    def _stop_patience(self) -> Callable[[], bool]:
+        since = time.monotonic()
+
+        def patient() -> bool:
+            stop = protocol.read_json(self._folder / "stop.json") or {}
+            grace = stop.get("grace_s", self._spec.grace_s)
+            return time.monotonic() < since + float(grace)
+
+        return patient
+
+    def _leftover_patience(self) -> Callable[[], bool]:
+        deadline = time.monotonic() + min(LEFTOVER_GRACE_S, self._spec.grace_s)
+        return lambda: time.monotonic() < deadline
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep until a child ends, a signal arrives or the time is over; reap what ended."""
+        ready, _, _ = select.select([self._wake], [], [], seconds)
+        if ready:
+            os.read(self._wake, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._main:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else 128 - code
+
+    def _remove_container(self) -> None:
+        if self._spec.container is not None:
+            subprocess.run(
+                ["docker", "rm", "--force", self._spec.container],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+
+    def _finish(self, reason: str | None, message: str, killed: int = 0) -> None:
+        """Write ``exit.json`` into the space that was reserved: it works on a full disk too."""
+        ending = protocol.Exit(
+            self._spec.attempt, self._code, reason, message, killed, self._started_at, time.time()
+        )
+        data = json.dumps(asdict(ending)).encode().ljust(_RESERVED_BYTES)
+        reserved = self._folder / ".exit.json"
+        with open(reserved, "r+b") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(reserved, self._folder / "exit.json")
+
+    def _call_agent(self) -> None:
+        """Wake the agent, or start one when it is dead, out of reach of our own cleaning up."""
+        if self._agent.alive():
+            self._agent.wake()
+            return
+        _adopt_orphans(False)
+        try:
+            middle = os.fork()
+            if middle == 0:
+                try:
+                    self._agent.start(self._spec.agent_argv)
+                finally:
+                    os._exit(0)
+            os.waitpid(middle, 0)
+        finally:
+            _adopt_orphans(True)
+
+
+def _reserve(folder: Path) -> None:
+    with open(folder / ".exit.json", "wb") as file:
+        file.write(b" " * _RESERVED_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _wake_on_signals() -> int:
+    """A descriptor that becomes readable at SIGTERM and SIGCHLD; hang-ups are ignored."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # Handlers that do nothing, not SIG_IGN: the training would inherit an ignored signal.
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+if __name__ == "__main__":
+    Shim(Path(sys.argv[1])).run()

@@ -1,0 +1,95 @@
+"""Who gets which devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_rlsched.agent.placement import Grant, plan
+from mlflow_rlsched.config import RunConfig, resolve
+from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.store import State, Task
+from tests.task_specs import make_spec
+
+GPUS = [Device(f"GPU-{i}", "nvidia", i, "H100 80GB", 80_000_000_000) for i in range(4)]
+SLOTS = [Device(f"cpu-{i}", "cpu", i, "CPU slot") for i in range(4)]
+
+
+def task(run_id: str, order: int = 0, priority: int = 0, **settings: Any) -> Task:
+    config = resolve(settings, None, {}).model_dump(mode="json")
+    return Task(
+        make_spec(run_id, config=config), State.QUEUED, priority, submitted_at=0.0, order=order
+    )
+
+
+def grants(tasks: list[Task], devices: list[Device], free: dict[str, int] | None = None) -> Any:
+    full = {device.id: 100 for device in devices}
+    made: list[Grant] = plan(
+        tasks,
+        lambda t: RunConfig.model_validate(t.spec.config),
+        lambda _: devices,
+        full if free is None else free,
+        devices[0].kind,
+    )
+    return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
+
+
+def test_each_gets_its_own_in_order() -> None:
+    asked = [task("a", gpus=2), task("b", gpus=1)]
+    assert grants(asked, GPUS) == [
+        ("a", [("GPU-0", 100), ("GPU-1", 100)]),
+        ("b", [("GPU-2", 100)]),
+    ]
+
+
+def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
+    asked = [task("big", gpus=3), task("small", gpus=1)]
+    assert grants(asked, GPUS, {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}) == []
+
+
+def test_tasks_without_devices_pass() -> None:
+    asked = [task("big", gpus=4), task("none", gpus=0)]
+    assert grants(asked, GPUS, {"GPU-0": 0}) == [("none", [])]
+
+
+def test_cpu_slots_multiply() -> None:
+    assert grants([task("a", gpus=1, cpu_slots=3)], SLOTS) == [
+        ("a", [("cpu-0", 100), ("cpu-1", 100), ("cpu-2", 100)])
+    ]
+
+
+def test_fractions_fill_a_begun_device_first_and_reserve_what_was_declared() -> None:
+    asked = [task(name, gpu_fraction=0.5) for name in ("a", "b", "c")]
+    free = {"GPU-0": 100, "GPU-1": 50, "GPU-2": 40, "GPU-3": 0}
+    assert grants(asked, GPUS, free) == [
+        ("a", [("GPU-1", 50)]),
+        ("b", [("GPU-0", 50)]),
+        ("c", [("GPU-0", 50)]),
+    ]
+
+
+def test_requirements_choose_among_devices() -> None:
+    small = Device("GPU-9", "nvidia", 9, "L4", 24_000_000_000)
+    asked = [task("a", requires={"memory_gb": 40}), task("b", requires={"gpu_type": "l4"})]
+    assert grants(asked, [small, GPUS[0]]) == [("a", [("GPU-0", 100)]), ("b", [("GPU-9", 100)])]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.1, 0.25, 0.5, 1.0])), max_size=12),
+    st.lists(st.integers(0, 100), min_size=4, max_size=4),
+)
+def test_no_device_is_granted_beyond_what_is_free(
+    asked: list[tuple[int, float]], free: list[int]
+) -> None:
+    tasks = [task(str(i), gpus=n, gpu_fraction=f) for i, (n, f) in enumerate(asked)]
+    offered = {device.id: amount for device, amount in zip(GPUS, free, strict=True)}
+    left = dict(offered)
+    for run_id, shares in grants(tasks, GPUS, offered):
+        count, fraction = asked[int(run_id)]
+        assert len(shares) == count == len({device for device, _ in shares})
+        for device, amount in shares:
+            assert amount == round(100 * fraction)
+            left[device] -= amount
+    assert all(amount >= 0 for amount in left.values())

@@ -1,0 +1,34 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.world import World
+
+pytest_plugins = ["tests.skips"]
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the person who runs the tests is read, locked or written."""
+    for name in [name for name in os.environ if name.startswith(("RLSCHED_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RLSCHED_HOME", str(tmp_path / "rlsched-home"))
+    monkeypatch.setenv("RLSCHED_LOCK_DIR", str(tmp_path / "rlsched-locks"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A host of its own, with a real agent as soon as something is submitted."""
+    value = World(tmp_path, os.environ)
+    for name, text in value.env.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.chdir(value.folder)
+    yield value
+    value.end()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlflow_rlsched.training import session as session_module
+from tests.training.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run directory whose first attempt this process belongs to."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # attach() puts its own before it
+    value = RunDirectory(tmp_path / "run")
+    for name, text in value.start_attempt(1).items():
+        monkeypatch.setenv(name, text)
+    return value
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a training that never imported torch."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+class Clock:
+    """A monotonic clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the sessions of this test."""
+    value = Clock()
+    fake = SimpleNamespace(monotonic=value.monotonic, time=time.time)
+    monkeypatch.setattr(session_module, "time", fake)
+    return value
