@@ -1,0 +1,1 @@
+"""The commands behind every number in the README: ``python -m benchmarks.NAME``."""
