@@ -18,6 +18,8 @@ OOM_FACTOR = 0.85
 RETRIED = frozenset({"killed", "lost", "lost_heartbeat", "device_fault", "stopped", "unreachable"})
 """Classes of endings that are tried again, up to ``max_retries`` times."""
 
+FIRST_SIGNAL_CODE = 129
+
 _MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array",
@@ -63,7 +65,7 @@ def classify(evidence: Evidence) -> tuple[str, str]:
     """The class of an ending and one sentence on it; ``finished`` for a success."""
     ending = evidence.exit
     code = ending.code
-    if evidence.done and code in (0, None) and ending.reason in (None, "lost", "cancelled"):
+    if evidence.done and _succeeded(ending):
         return "finished", ""
     if ending.reason is not None:
         return ending.reason, ending.message or _asked(ending.reason)
@@ -84,6 +86,18 @@ def classify(evidence: Evidence) -> tuple[str, str]:
     if code in _SIGNALS:
         return "killed", f"it was ended by {_SIGNALS[code]} from outside"
     return "user_error", f"it exited with code {code}{_last_line(evidence.output)}"
+
+
+def _succeeded(ending: Exit) -> bool:
+    """Whether a training that reported ``done`` may still count as a success.
+
+    What kills the interpreter while it shuts down (libraries that abort in their destructors, a
+    SIGKILL from outside) comes too late to undo the work; a non-zero exit code of its own choice
+    does not.
+    """
+    if ending.reason in (None, "lost"):
+        return ending.code in (0, None) or ending.code >= FIRST_SIGNAL_CODE
+    return ending.reason == "cancelled" and ending.code == 0
 
 
 def _asked(reason: str) -> str:

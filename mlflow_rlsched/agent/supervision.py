@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.recovery import Evidence
+from mlflow_rlsched.agent.telemetry import CPU_METRIC
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import Task
@@ -114,8 +116,14 @@ class Supervised:
 
     def show_life(self, metrics: Mapping[str, float]) -> None:
         """Take the use of CPU or GPU (percent) in a device sample as a sign of life."""
-        names = [n for n in metrics if n.endswith(("cpu_percent", "_utilization_percentage"))]
-        if any(metrics[name] > _ALIVE_PERCENT for name in names):
+        # The CPU figure is a share of the whole host: one core of many is life too.
+        cores = os.cpu_count() or 1
+        used = [
+            value * (cores if name == CPU_METRIC else 1)
+            for name, value in metrics.items()
+            if name.endswith("_utilization_percentage")
+        ]
+        if any(percent > _ALIVE_PERCENT for percent in used):
             self._alive_at = time.monotonic()
 
     def overdue(self) -> str | None:

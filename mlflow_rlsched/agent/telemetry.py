@@ -15,6 +15,8 @@ import psutil
 
 from mlflow_rlsched.devices.interface import Device, Inventory, Reading
 
+CPU_METRIC = "system/cpu_utilization_percentage"
+
 _MEGA = 1e6
 
 
@@ -91,7 +93,7 @@ class Sampler:
             used += seconds - before.get(key, seconds)
             self._cpu_seconds[key] = seconds
         return {
-            "system/cpu_utilization_percentage": min(100.0, 100 * used / elapsed / self._cores),
+            CPU_METRIC: min(100.0, 100 * used / elapsed / self._cores),
             "system/system_memory_usage_megabytes": memory / _MEGA,
             "system/system_memory_usage_percentage": 100 * memory / self._memory,
         }

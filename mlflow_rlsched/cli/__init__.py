@@ -5,13 +5,8 @@ from __future__ import annotations
 import click
 
 from mlflow_rlsched import __version__
-from mlflow_rlsched.cli.agent import agent
+from mlflow_rlsched.cli import agent, devices, doctor, requests, runs, show
 from mlflow_rlsched.cli.common import Group
-from mlflow_rlsched.cli.devices import devices
-from mlflow_rlsched.cli.doctor import doctor
-from mlflow_rlsched.cli.requests import cancel, prioritize, retry
-from mlflow_rlsched.cli.runs import logs, queue
-from mlflow_rlsched.cli.show import show
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,5 +19,15 @@ def main() -> None:
     """
 
 
-for command in (agent, queue, show, cancel, prioritize, retry, logs, devices, doctor):
+for command in (
+    agent.agent,
+    runs.queue,
+    show.show,
+    requests.cancel,
+    requests.prioritize,
+    requests.retry,
+    runs.logs,
+    devices.devices,
+    doctor.doctor,
+):
     main.add_command(command)

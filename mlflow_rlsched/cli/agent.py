@@ -13,6 +13,7 @@ from mlflow_rlsched.cli.common import (
     Group,
     duration,
     json_option,
+    my_tasks,
     open_existing,
     print_json,
     store_option,
@@ -148,14 +149,14 @@ def _uptime(identity: Identity) -> float:
 
 
 def _counts(url: str) -> tuple[int, int]:
-    """How many runs are running and waiting."""
+    """How many of its runs are running and waiting."""
     from mlflow_rlsched.store import State
 
     store = open_existing(url)
     if store is None:
         return 0, 0
     with closing(store):
-        states = [task.state for task in store.tasks([State.RUNNING, State.QUEUED])]
+        states = [task.state for task in my_tasks(store)]
     return states.count(State.RUNNING), states.count(State.QUEUED)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_rlsched.daemon import SQLITE, AgentFiles
+from mlflow_rlsched.daemon import SQLITE, AgentFiles, user_name
 
 if TYPE_CHECKING:
     from mlflow_rlsched.store import Store, Task
@@ -43,9 +43,7 @@ class Group(click.Group):
         except StoreError as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
-            # Whoever read our output has ended; Python would complain when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(1) from None
+            raise  # click ends quietly when nobody reads any more
         except OSError as error:
             text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             raise click.ClickException(text) from error
@@ -105,6 +103,14 @@ def find_task(store: Store, text: str) -> Task:
         several = ", ".join(sorted(task.run_id for task in found)[:3])
         raise WrongUsage(f"run id {text!r} is not unique ({several}, …): give more characters")
     return found[0]
+
+
+def my_tasks(store: Store) -> list[Task]:
+    """What this user's agent on this host has to do: waiting and running tasks."""
+    from mlflow_rlsched.store import State
+
+    tasks = store.tasks([State.QUEUED, State.RUNNING], socket.gethostname())
+    return [task for task in tasks if task.spec.user == user_name()]
 
 
 def wake_agent(url: str) -> str | None:

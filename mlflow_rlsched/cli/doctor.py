@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mlflow_rlsched.cli.common import duration, json_option, print_json
+from mlflow_rlsched.cli.common import duration, json_option, my_tasks, open_existing, print_json
 from mlflow_rlsched.daemon import AgentFiles, home
 
+if TYPE_CHECKING:
+    from mlflow_rlsched.store import Quarantine
+
 TRACKING_WAIT_S = 20.0
+FRESH_S = 900.0
 MIN_FREE_BYTES = 2 * 2**30
 LOG_TAIL_BYTES = 64 * 1024
 
@@ -64,9 +70,7 @@ def _findings(store: str | None) -> Iterator[Finding]:
     configuration, url = check_configuration(store)
     yield configuration
     if url is not None:
-        yield check_store(url)
-        yield check_agent(url)
-        yield check_quarantine(url)
+        yield from check_store(url)
     yield check_devices()
     yield check_locks()
     yield check_tracking()
@@ -118,48 +122,37 @@ def check_configuration(store: str | None) -> tuple[Finding, str | None]:
     return Finding("configuration", True, text), url
 
 
-def check_store(url: str) -> Finding:
-    """The store must open."""
-    from mlflow_rlsched.cli.common import open_existing
-    from mlflow_rlsched.store import State, StoreError
+def check_store(url: str) -> Iterator[Finding]:
+    """The store must open; it tells what the agent has to do and which devices are out of order."""
+    from mlflow_rlsched.store import StoreError
 
     try:
         store = open_existing(url)
         if store is None:
-            return Finding("store", True, f"{url} is made by the first submission")
+            yield Finding("store", True, f"{url} is made by the first submission")
+            yield check_agent(AgentFiles(url), unfinished=0)
+            return
         with closing(store):
-            count = len(store.tasks([State.QUEUED, State.RUNNING]))
+            unfinished = len(my_tasks(store))
+            quarantined = store.quarantined(socket.gethostname())
     except StoreError as error:
-        return Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
-    return Finding("store", True, f"{url} opens; {count} runs wait or run")
+        yield Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
+        return
+    yield Finding("store", True, f"{url} opens; {unfinished} of your runs wait or run here")
+    yield check_agent(AgentFiles(url), unfinished)
+    yield check_quarantine(quarantined)
 
 
-def check_agent(url: str) -> Finding:
-    """The agent may sleep, but what waits needs one, and its log should tell of no error."""
-    from mlflow_rlsched.cli.common import open_existing
-    from mlflow_rlsched.store import State, StoreError
-
-    files = AgentFiles(url)
-    try:
-        store = open_existing(url)
-        unfinished = 0
-        if store is not None:
-            with closing(store):
-                unfinished = len(store.tasks([State.QUEUED, State.RUNNING], socket.gethostname()))
-    except StoreError:
-        unfinished = 0
+def check_agent(files: AgentFiles, unfinished: int) -> Finding:
+    """The agent may sleep, but what waits needs one, and its log should tell of no fresh error."""
     error = last_error(files.log)
+    said = f"; the last error in its log: {error}" if error else ""
     if files.alive():
-        text = "lives" + (f"; the last error in its log: {error}" if error else "")
-        return Finding("agent", error is None, text, f"see {files.log}")
+        fresh = error is not None and _age_s(error) < FRESH_S
+        return Finding("agent", not fresh, "lives" + said, f"see {files.log}")
     if unfinished:
-        return Finding(
-            "agent",
-            False,
-            f"none lives, and {unfinished} runs need one"
-            + (f"; it said: {error}" if error else ""),
-            f"`rlsched agent start`; its log is {files.log}",
-        )
+        remedy = f"`rlsched agent start`; its log is {files.log}"
+        return Finding("agent", False, f"none lives, and {unfinished} runs need one{said}", remedy)
     return Finding("agent", True, "none lives, nothing to do: a submission starts it")
 
 
@@ -176,28 +169,24 @@ def last_error(log: Path) -> str | None:
     return errors[-1] if errors else None
 
 
-def check_quarantine(url: str) -> Finding:
-    """Devices out of order are said, with the time when they come back."""
-    from mlflow_rlsched.cli.common import open_existing
-    from mlflow_rlsched.store import StoreError
-
-    now = time.time()
+def _age_s(line: str) -> float:
+    """Seconds since a line was logged; 0 when it does not say when."""
     try:
-        store = open_existing(url)
-        if store is None:
-            return Finding("quarantine", True, "no device")
-        with closing(store):
-            closed = [q for q in store.quarantined(socket.gethostname()) if q.until > now]
-    except StoreError:
-        return Finding("quarantine", True, "unknown without the store")
+        return time.time() - time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S"))
+    except ValueError:
+        return 0.0
+
+
+def check_quarantine(quarantined: Sequence[Quarantine]) -> Finding:
+    """Devices out of order are said, with the time when they come back."""
+    now = time.time()
     text = "; ".join(
         f"{q.device} for {duration(q.until - now)} ({q.reason}, {q.failures} failures)"
-        for q in closed
+        for q in quarantined
+        if q.until > now
     )
-    remedy = (
-        "look for the cause in `nvidia-smi` and the system's log; it is offered again by itself"
-    )
-    return Finding("quarantine", not closed, text or "no device", remedy)
+    remedy = "see `nvidia-smi` and the system's log for the cause; it is offered again by itself"
+    return Finding("quarantine", not text, text or "no device", remedy)
 
 
 def check_devices() -> Finding:
@@ -252,7 +241,7 @@ def check_tracking() -> Finding:
     outcome = in_time(ask, TRACKING_WAIT_S)
     if outcome is None:
         return Finding("tracking", True, f"{shown} answers")
-    return Finding("tracking", False, f"{shown}: {outcome}", remedy)
+    return Finding("tracking", False, f"{shown}: {without_credentials(outcome)}", remedy)
 
 
 def in_time(action: Callable[[], object], seconds: float) -> str | None:
@@ -274,8 +263,6 @@ def in_time(action: Callable[[], object], seconds: float) -> str | None:
     return outcome[0] if outcome else f"no answer within {seconds:g} s"
 
 
-def without_credentials(uri: str) -> str:
-    """The URI without user name and password."""
-    scheme, separator, rest = uri.partition("://")
-    server, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{server.rpartition('@')[2]}{slash}{path}"
+def without_credentials(text: str) -> str:
+    """Text whose URIs hold no user name and password any more."""
+    return re.sub(r"://[^/@\s]+@", "://", text)

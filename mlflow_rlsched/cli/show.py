@@ -143,7 +143,8 @@ def _progress(reports: Sequence[protocol.Report]) -> dict[str, float]:
 
 def _print(task: Task, about: dict[str, Any]) -> None:
     now = time.time()
-    state = about["state"] + (f" ({about['exit_reason']})" if about["exit_reason"] else "")
+    failed = about["exit_reason"] if task.state.value != "running" else ""
+    state = about["state"] + (f" ({failed})" if failed else "")
     since = f", {duration(now - task.submitted_at)} ago" if not task.state.final else ""
     lines = {
         "run": f"{about['run_id']}  {about['name']}",
@@ -174,7 +175,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
         click.echo()
         headings = ["ATTEMPT", "STARTED", "LASTED", "DEVICES", "CODE", "REASON", "MESSAGE"]
         click.echo(table(headings, (_attempt_row(a, now) for a in about["attempts"])))
-    if about["exit_reason"] and about["last_output"]:
+    if failed and about["last_output"]:
         click.echo("\nlast output:")
         for line in about["last_output"]:
             click.echo(f"  {plain(line)}")

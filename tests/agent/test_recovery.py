@@ -36,6 +36,11 @@ def config(**changes: Any) -> RunConfig:
         # `done` without the shim's word is a success; a silent one that was lost is not.
         (ended(None, "lost", done=True), "finished"),
         (ended(None, "lost"), "lost"),
+        # Libraries abort in their destructors, long after the work was done.
+        (ended(134, done=True), "finished"),
+        (ended(137, done=True), "finished"),
+        (ended(3, done=True), "user_error"),
+        (ended(143, "cancelled", done=True), "cancelled"),
         # A training that was done when the cancellation arrived has succeeded.
         (ended(0, "cancelled", done=True), "finished"),
         (ended(0, "cancelled"), "cancelled"),
@@ -146,9 +151,7 @@ def test_out_of_memory_always_makes_progress_to_one_sample() -> None:
 def test_out_of_memory_without_a_batch_size_fails_with_the_reason() -> None:
     ending = decide(task(), config(), ended(1, oom="no room for 3 GB"), NOW)
     assert ending.state is State.FAILED
-    assert ending.message == (
-        "no room for 3 GB; it has no batch size that could be made smaller"
-    )
+    assert ending.message == ("no room for 3 GB; it has no batch size that could be made smaller")
 
 
 def test_user_error_tells_the_last_line_of_the_output() -> None:

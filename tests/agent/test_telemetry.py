@@ -1,0 +1,112 @@
+"""Readings under MLflow's names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from mlflow_rlsched.agent.telemetry import Sampler, Target, device_metrics
+from mlflow_rlsched.devices.cpu import CpuInventory
+from mlflow_rlsched.devices.interface import Device, Inventory, Reading
+
+GPU = Device("GPU-1", "nvidia", 3, "H100")
+
+
+def test_names_and_units_are_those_of_mlflow() -> None:
+    reading = Reading(
+        utilization_percent=87.0,
+        memory_used_bytes=40_000_000_000,
+        memory_total_bytes=80_000_000_000,
+        power_watts=350.0,
+        power_limit_watts=700.0,
+        energy_joules=1e6,
+        sm_clock_mhz=1980.0,
+        memory_clock_mhz=2619.0,
+        temperature_celsius=61.0,
+        throttle_reasons=["sw_power_cap"],
+    )
+    assert device_metrics(GPU, reading) == {
+        "system/gpu_3_utilization_percentage": 87.0,
+        "system/gpu_3_memory_usage_megabytes": 40_000.0,
+        "system/gpu_3_memory_usage_percentage": 50.0,
+        "system/gpu_3_power_usage_watts": 350.0,
+        "system/gpu_3_power_usage_percentage": 50.0,
+        "system/gpu_3_energy_joules": 1e6,
+        "system/gpu_3_sm_clock_mhz": 1980.0,
+        "system/gpu_3_memory_clock_mhz": 2619.0,
+        "system/gpu_3_temperature_celsius": 61.0,
+        "system/gpu_3_throttled": 1.0,
+    }
+
+
+def test_missing_readings_are_left_out_and_a_zero_total_divides_nothing() -> None:
+    reading = Reading(memory_used_bytes=5_000_000, memory_total_bytes=0, throttle_reasons=[])
+    assert device_metrics(GPU, reading) == {
+        "system/gpu_3_memory_usage_megabytes": 5.0,
+        "system/gpu_3_throttled": 0.0,
+    }
+
+
+def test_slices_of_one_gpu_do_not_share_a_name() -> None:
+    slices = [Device(f"MIG-000{i}", "mig", 0, "1g.10gb", parent="GPU-1") for i in range(2)]
+    names = [set(device_metrics(s, Reading(memory_used_bytes=1))) for s in slices]
+    assert names[0].isdisjoint(names[1])
+
+
+def test_a_tree_is_measured_whole_and_alone() -> None:
+    burn = "import os; os.fork(); x = b'x' * 50_000_000\nwhile True: pass"
+    code = f"import os\nif os.fork() == 0:\n  exec({burn!r})\nos.wait()"
+    root = subprocess.Popen([sys.executable, "-c", code])
+    sampler = Sampler(CpuInventory())
+    targets = [Target("busy", root.pid, ()), Target("none", None, ())]
+    try:
+        used = memory = 0.0
+        while used < 20 or memory < 100:
+            sample = sampler.sample(targets)
+            used = max(used, sample["busy"]["system/cpu_utilization_percentage"])
+            memory = sample["busy"]["system/system_memory_usage_megabytes"]
+        assert set(sample["none"]) == {
+            "system/network_receive_megabytes",
+            "system/network_transmit_megabytes",
+        }
+    finally:
+        subprocess.run(["pkill", "-9", "-P", str(root.pid)], check=False)
+        root.kill()
+        root.wait()
+
+
+class _Lost(Inventory):
+    """Stands for a GPU that fell off the bus: no such hardware is here."""
+
+    kind = "nvidia"
+
+    def devices(self) -> list[Device]:
+        return [GPU]
+
+    def read(self, device: Device) -> Reading:
+        return Reading(lost=True)
+
+    def occupied(self, device: Device, reading: Reading) -> str | None:
+        return None
+
+    def environment(self, devices: Sequence[Device], slots_per_process: int) -> dict[str, str]:
+        return {}
+
+    def allowed(self, limit: Sequence[str] | None) -> list[Device]:
+        return [GPU]
+
+
+def test_a_lost_device_is_told() -> None:
+    sampler = Sampler(_Lost())
+    sampler.sample([Target("r", os.getpid(), (GPU,)), Target("other", os.getpid(), ())])
+    assert sampler.lost == {"r": "device GPU-1 does not answer any more"}
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 1])
+def test_a_tree_that_is_gone_or_not_ours_is_no_error(pid: int) -> None:
+    sample = Sampler(CpuInventory()).sample([Target("r", pid, ())])
+    assert sample["r"]["system/cpu_utilization_percentage"] >= 0

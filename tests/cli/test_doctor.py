@@ -1,0 +1,147 @@
+"""``rlsched doctor``: what is well, what is not, and what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlflow_rlsched.cli import doctor
+from mlflow_rlsched.daemon import AgentFiles, home, user_name
+from mlflow_rlsched.store import Quarantine, Store
+from tests.cli.conftest import Rlsched, submit
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+
+
+def checks(rlsched: Rlsched, *args: str) -> dict[str, dict[str, object]]:
+    result = rlsched("doctor", "--json", *args)
+    value = json.loads(result.stdout)
+    assert value["ok"] == (result.exit_code == 0)
+    assert value["ok"] == all(check["ok"] for check in value["checks"])
+    return {check["check"]: check for check in value["checks"]}
+
+
+def test_a_fresh_host_is_well(rlsched: Rlsched, url: str) -> None:
+    result = rlsched("doctor")
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.count("✓") == 8
+    assert "policy fixed: tuning is off" in result.stdout
+    assert not Path(url.removeprefix("sqlite:///")).exists(), "a check makes no store"
+
+
+def test_a_home_that_cannot_be_made(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSCHED_HOME", "/proc/nowhere")
+    result = rlsched("doctor")
+    assert result.exit_code == 1
+    assert "✗ home: /proc/nowhere" in result.stdout
+    assert "→ set RLSCHED_HOME to a folder on a local disk" in result.stdout
+
+
+def test_a_full_disk(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 2**62)
+    assert not checks(rlsched)["disk space"]["ok"]
+
+
+def test_a_wrong_configuration(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSCHED_CFG_PRIORITY", "high")
+    found = checks(rlsched)["configuration"]
+    assert not found["ok"]
+    assert "priority" in str(found["text"])
+
+
+def test_a_file_that_is_no_store(rlsched: Rlsched, tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("x" * 1000)
+    found = checks(rlsched, "--store", f"sqlite:///{tmp_path}/notes.db")["store"]
+    assert not found["ok"]
+    assert "not a store" in str(found["text"])
+
+
+def test_runs_that_wait_need_an_agent(rlsched: Rlsched, store: Store) -> None:
+    assert checks(rlsched)["agent"]["ok"]
+    submit(store, "aaaa1111", host=socket.gethostname(), user="somebody else")
+    assert checks(rlsched)["agent"]["ok"]
+    submit(store, "bbbb2222", host=socket.gethostname(), user=user_name())
+    found = checks(rlsched)["agent"]
+    assert not found["ok"]
+    assert "rlsched agent start" in str(found["remedy"])
+
+
+def test_the_last_error_of_a_living_agent(
+    rlsched: Rlsched, url: str, woken: Callable[[], bool]
+) -> None:
+    assert checks(rlsched)["agent"]["ok"]
+    log = AgentFiles(url).log
+    log.write_text("2026-01-01 00:00:00,001 ERROR old\n2026-01-01 00:00:01,002 INFO well\n")
+    found = checks(rlsched)["agent"]
+    assert found["ok"], "it is long ago"
+    assert str(found["text"]).endswith("ERROR old")
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    log.write_text(f"{now},123 ERROR disk full\n{now},456 INFO well\n")
+    found = checks(rlsched)["agent"]
+    assert not found["ok"]
+    assert str(found["text"]).endswith("ERROR disk full")
+
+
+def test_a_device_in_quarantine(rlsched: Rlsched, store: Store) -> None:
+    host = socket.gethostname()
+    store.quarantine(Quarantine(host, "GPU-1", "it was not empty", time.time() + 90, failures=2))
+    store.quarantine(Quarantine(host, "GPU-2", "long ago", time.time() - 90, failures=1))
+    found = checks(rlsched)["quarantine"]
+    assert not found["ok"]
+    assert "GPU-1 for 1 min" in str(found["text"])
+    assert "GPU-2" not in str(found["text"])
+
+
+def test_a_wrong_number_of_slots(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "0")
+    assert not checks(rlsched)["devices"]["ok"]
+
+
+def test_a_lock_folder_that_is_a_file(
+    rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLSCHED_LOCK_DIR", str(tmp_path / "file"))
+    assert not checks(rlsched)["device locks"]["ok"]
+
+
+def test_a_tracking_server_that_is_down(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ada:secret@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    found = checks(rlsched)["tracking"]
+    assert not found["ok"]
+    assert "secret" not in json.dumps(found)
+
+
+def test_a_tracking_server_that_does_not_answer(
+    rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "TRACKING_WAIT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        found = checks(rlsched)["tracking"]
+    assert "no answer within 0.3 s" in str(found["text"])
+
+
+def test_a_home_on_a_network_file_system(
+    rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text("1 0 0:1 / / rw - nfs4 server:/ rw\n")
+    monkeypatch.setattr("mlflow_rlsched.store.sqlite.MOUNTS", table)
+    found = checks(rlsched)["home"]
+    assert not found["ok"]
+    assert "nfs4" in str(found["text"])
+    assert not home().exists()
