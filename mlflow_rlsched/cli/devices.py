@@ -16,12 +16,15 @@ from mlflow_rlsched.cli.common import (
     json_option,
     open_existing,
     print_json,
+    print_table,
     short,
     store_option,
     table,
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mlflow_rlsched.devices.interface import Device, Inventory, Reading
     from mlflow_rlsched.store import Lease, Quarantine, Store
 
@@ -53,17 +56,16 @@ def devices(watch: bool, url: str, as_json: bool) -> None:
         elif watch:
             _watch(inventory, store)
         else:
-            click.echo(_table(device_rows(inventory, store)))
+            print_table(_table(device_rows(inventory, store)))
 
 
 def _watch(inventory: Inventory, store: Store | None) -> None:
     from rich.live import Live
-    from rich.text import Text
 
     try:
         with Live(auto_refresh=False) as live:
             while True:
-                live.update(Text(_table(device_rows(inventory, store))), refresh=True)
+                live.update(_table(device_rows(inventory, store)), refresh=True)
                 time.sleep(WATCH_S)
     except KeyboardInterrupt:
         return
@@ -143,7 +145,7 @@ def _holder(store: Store, lease: Lease) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[dict[str, Any]]) -> Table:
     headings = ["#", "DEVICE", "KIND", "NAME", "MEMORY", "USE", "POWER", "TEMPERATURE", "STATE"]
     return table(
         headings,

@@ -19,6 +19,7 @@ from mlflow_rlsched.cli.common import (
     open_existing,
     opened,
     print_json,
+    print_table,
     short,
     store_option,
     table,
@@ -27,15 +28,19 @@ from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.output import OutputFollower
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mlflow_rlsched.store import Lease, Store, Task
 
 FOLLOW_S = 0.2
+SHOWN = 100
 
 
 @click.command()
 @store_option
+@click.option("--all", "everything", is_flag=True, help=f"Show more than {SHOWN} runs.")
 @json_option
-def queue(url: str, as_json: bool) -> None:
+def queue(url: str, everything: bool, as_json: bool) -> None:
     """List waiting and running runs, first those that go first."""
     store = open_existing(url)
     alive = AgentFiles(url).alive()
@@ -52,7 +57,10 @@ def queue(url: str, as_json: bool) -> None:
     elif not rows:
         click.echo("no run waits or runs")
     else:
-        click.echo(_queue_table(rows))
+        shown = rows if everything else rows[:SHOWN]
+        print_table(_queue_table(shown))
+        if len(shown) < len(rows):
+            click.echo(f"and {len(rows) - len(shown)} more: `rlsched queue --all`")
         for note in notes:
             click.echo(f"device {note.get('id')} is not offered: {note.get('note')}")
         if not alive:
@@ -111,7 +119,7 @@ def why(task: Task, now: float) -> str:
     return "; ".join(parts)
 
 
-def _queue_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def _queue_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     headings = [
         "RUN",
         "NAME",

@@ -20,6 +20,7 @@ from mlflow_rlsched.cli.common import (
     opened,
     plain,
     print_json,
+    print_table,
     store_option,
     table,
 )
@@ -174,7 +175,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
     if about["attempts"]:
         click.echo()
         headings = ["ATTEMPT", "STARTED", "LASTED", "DEVICES", "CODE", "REASON", "MESSAGE"]
-        click.echo(table(headings, (_attempt_row(a, now) for a in about["attempts"])))
+        print_table(table(headings, (_attempt_row(a, now) for a in about["attempts"])))
     if failed and about["last_output"]:
         click.echo("\nlast output:")
         for line in about["last_output"]:

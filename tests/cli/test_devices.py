@@ -59,11 +59,11 @@ def test_a_device_says_who_holds_it(rlsched: Rlsched, box: Box, store: Store) ->
     store.claim("bbbb2222", HOST, [DeviceShare(nvml.uuid(1), 50)], time.time())
     store.end_attempt("bbbb2222", 1, Ending(State.FINISHED, "", "", 0), time.time())
     _, first, second, third = rlsched("devices").stdout.splitlines()
-    assert first.endswith("aaaa1111 quick-fox (ada)")
-    assert second.endswith(
+    assert first.rstrip().endswith("aaaa1111 quick-fox (ada)")
+    assert second.rstrip().endswith(
         "aaaa1111 quick-fox (ada) 40 %; bbbb2222 slow-snail (bob) 50 %, draining"
     )
-    assert third.endswith("free")
+    assert third.rstrip().endswith("free")
     assert [device["free_percent"] for device in by_index(rlsched)] == [0, 10, 100]
 
 

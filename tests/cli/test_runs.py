@@ -72,9 +72,9 @@ def test_queue_says_why_a_run_waits(
     host = socket.gethostname()
     store.register_agent(AgentRecord(host, "ada", "1", 1.0, 1.0, notes), now=1.0)
     lines = rlsched("queue").stdout.splitlines()
-    assert lines[1].endswith("it was ended by SIGKILL from outside")
+    assert lines[1].rstrip().endswith("it was ended by SIGKILL from outside")
     assert "tried again in" in lines[2]
-    assert lines[3].endswith("bob cancelled it")
+    assert lines[3].rstrip().endswith("bob cancelled it")
     assert lines[4] == "device GPU-7 is not offered: used by python (42), 3 GiB"
 
 
@@ -109,16 +109,21 @@ def test_names_cannot_command_the_terminal(rlsched: Rlsched, store: Store) -> No
     assert "[red]x [31m fake line" in out.splitlines()[1]
 
 
-def test_a_thousand_queued_runs_are_listed_in_a_second_without_mlflow(
-    store: Store, url: str
-) -> None:
-    for number in range(1000):
-        submit(store, f"{number:04d}aaaa", label=f"quick-fox-{number}")
+def test_a_long_queue_shows_its_head_and_all_when_asked(rlsched: Rlsched, store: Store) -> None:
+    for number in range(105):
+        submit(store, f"{number:04d}aaaa")
+    lines = rlsched("queue").stdout.splitlines()
+    assert len(lines) == 1 + 100 + 2
+    assert "and 5 more: `rlsched queue --all`" in lines
+    assert len(rlsched("queue", "--all").stdout.splitlines()) == 1 + 105 + 1
+    assert len(json.loads(rlsched("queue", "--json").stdout)["runs"]) == 105
+
+
+def test_the_queue_is_shown_without_loading_mlflow(store: Store, url: str) -> None:
+    submit(store, "aaaa1111")
     program = (
-        "import resource, sys; from mlflow_rlsched.cli import main;"
-        "main(standalone_mode=False);"
-        "used = resource.getrusage(resource.RUSAGE_SELF);"
-        "print(used.ru_utime + used.ru_stime, 'mlflow' in sys.modules, file=sys.stderr)"
+        "import sys; from mlflow_rlsched.cli import main; main(standalone_mode=False);"
+        "print('mlflow' in sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "queue", "--store", url],
@@ -126,10 +131,8 @@ def test_a_thousand_queued_runs_are_listed_in_a_second_without_mlflow(
         text=True,
         check=True,
     )
-    assert len(done.stdout.splitlines()) == 1002
-    seconds, mlflow = done.stderr.split()
-    assert float(seconds) < 1.0
-    assert mlflow == "False"
+    assert "aaaa1111" in done.stdout
+    assert done.stderr == "False\n"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_show_tells_the_whole_story(rlsched: Rlsched, retried: str) -> None:
     first, second = out[out.index("ATTEMPT") :].splitlines()[1:3]
     assert first.split()[0] == "1"
     assert "137" in first
-    assert second.endswith("running")
+    assert second.rstrip().endswith("running")
 
 
 def test_show_as_json(rlsched: Rlsched, retried: str) -> None:
