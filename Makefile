@@ -44,7 +44,7 @@ bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.queue
 
 gpu-check: $(INSTALLED) ## Run the digits project on a real GPU, where there is one
-	$(BIN)/python benchmarks/gpu_check.py
+	$(BIN)/python -m benchmarks.gpu_check
 
 clean: ## Remove all that the other targets made, .venv too
 	rm -rf .venv .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

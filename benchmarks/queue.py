@@ -61,7 +61,7 @@ def scheduling_pass(place: Host, times: int) -> Figure:
     locks.acquire([LockRequest(f"cpu-{slot}") for slot in range(2)])
     files = AgentFiles(place.store)
     files.create()
-    agent = Agent(files, None)
+    agent = Agent(files)
     agent._schedule()  # the first reads all specifications
     values = []
     for _ in range(times):

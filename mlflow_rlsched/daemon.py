@@ -13,15 +13,19 @@ import errno
 import hashlib
 import os
 import pwd
+import re
+import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from mlflow_rlsched import processes, protocol
+from mlflow_rlsched import __version__, processes, protocol
 from mlflow_rlsched.filelock import FileLock
 
 IDLE_TIMEOUT_S = 60
+REPLACE_WAIT_S = 30.0
 SQLITE = "sqlite:///"
 DROPPED = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CUDA_VISIBLE_DEVICES", "RLSCHED_POLICY")
 DROPPED_PREFIXES = ("RLSCHED_CFG_", "RLSCHED_ATTEMPT", "RLSCHED_RUN_", "RLSCHED_CHECKPOINT_")
@@ -114,9 +118,11 @@ class AgentFiles:
     def start(self, argv: list[str] | None = None) -> None:
         """Start an agent, unless one lives or the user stopped it on purpose.
 
-        Two that start one at the same moment are harmless: the second finds the lock taken.
+        An agent of an older version is replaced: it is asked to end, which leaves its attempts
+        running for the next one. Two that start an agent at the same moment are harmless: the
+        second agent finds the lock taken.
         """
-        if self.held.exists() or self.alive():
+        if self.held.exists() or (self.alive() and not self._end_older()):
             return
         self.create()
         env = {
@@ -125,3 +131,21 @@ class AgentFiles:
             if k not in DROPPED and not k.startswith(DROPPED_PREFIXES)
         }
         processes.spawn_detached(argv or self.argv(), env, self.log)
+
+    def _end_older(self) -> bool:
+        """End the living agent if its version is older than ours; whether it has ended."""
+        said = self.identity()
+        agent = processes.Identity.from_json(said.get("process"))
+        if agent is None or _release(str(said.get("version"))) >= _release(__version__):
+            return False
+        deadline = time.monotonic() + REPLACE_WAIT_S
+        if agent.signal(signal.SIGTERM):
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        return not self.alive()
+
+
+def _release(version: str) -> list[int]:
+    """The numbers of a version, without what marks a pre-release or a build."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return [int(number) for number in found[0].split(".")] if found else []

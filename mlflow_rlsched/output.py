@@ -14,11 +14,14 @@ class OutputFollower:
     Args:
         run_dir: The run directory; its attempts may still be to come.
         after: Number of the last attempt to leave out (those before a resumption).
+
+    Attributes:
+        attempt: Number of the attempt that was read last, ``after`` before the first.
     """
 
     def __init__(self, run_dir: Path, after: int = 0) -> None:
+        self.attempt = after
         self._attempts = run_dir / "attempts"
-        self._number = after
         self._log: Path | None = None
         self._offset = 0
 
@@ -30,7 +33,7 @@ class OutputFollower:
             data = self._read()
             if data or following is None:
                 return data
-            self._number = following
+            self.attempt = following
             self._log = self._attempts / str(following) / "output.log"
             self._offset = 0
 
@@ -39,7 +42,7 @@ class OutputFollower:
             names = os.listdir(self._attempts)
         except OSError:
             return None
-        later = [int(name) for name in names if name.isdecimal() and int(name) > self._number]
+        later = [int(name) for name in names if name.isdecimal() and int(name) > self.attempt]
         return min(later, default=None)
 
     def _read(self) -> bytes:

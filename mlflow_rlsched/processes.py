@@ -56,6 +56,11 @@ class Identity:
         """Whether this very process still runs."""
         return Identity.of(self.pid) == self
 
+    def age_s(self) -> float:
+        """Seconds since the process started, whatever the wall clock did meanwhile."""
+        started_at = self.start_ticks / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_at)
+
     def signal(self, number: int) -> bool:
         """Send a signal to this very process; False when it is gone."""
         try:
@@ -155,10 +160,12 @@ def end(
         wait(pause)
         pause = min(2 * pause, 0.25)
     killed: set[int] = set()
+    pause = 0.01
     while pids := find():
         send(pids, signal.SIGKILL)
         killed.update(pids)
-        wait(0.01)
+        wait(pause)
+        pause = min(2 * pause, 0.25)  # one that hangs in the kernel may take long
     return len(killed)
 
 

@@ -41,7 +41,7 @@ def wait_for(condition: Callable[[], T], seconds: float = 30.0) -> T:
 
 
 @functools.cache
-def _empty_tracking_store() -> Path:
+def empty_tracking_store() -> Path:
     """A tracking store as MLflow makes it, made once: its migrations take seconds."""
     path = Path(tempfile.mkdtemp(prefix="rlsched-test-")) / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{path}").search_experiments(max_results=1)
@@ -81,7 +81,7 @@ class World:
             if not k.startswith(("RLSCHED_", "MLFLOW_")) and k != "CUDA_VISIBLE_DEVICES"
         } | ours
         self._store: Store | None = None
-        shutil.copy(_empty_tracking_store(), self.folder / "mlflow.db")
+        shutil.copy(empty_tracking_store(), self.folder / "mlflow.db")
 
     @property
     def store(self) -> Store:

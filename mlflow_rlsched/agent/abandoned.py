@@ -1,12 +1,14 @@
-"""Submissions whose process died between making an MLflow run and queueing its task."""
+"""Submissions whose process died before the task was queued."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable
 from typing import Any
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.daemon import submissions_dir
 from mlflow_rlsched.filelock import FileLock
 from mlflow_rlsched.store import Store
@@ -14,12 +16,14 @@ from mlflow_rlsched.store import Store
 _logger = logging.getLogger(__name__)
 
 
-def end_abandoned(store: Store, client_for: Callable[[Mapping[str, str]], Any]) -> None:
-    """End the MLflow runs of dead submissions; what cannot be reached is tried next time.
+def end_abandoned(store: Store, client_for: Callable[[str], Any]) -> None:
+    """End the MLflow runs of dead submissions, and remove the files that these had prepared.
+
+    What cannot be reached is tried next time.
 
     Args:
         store: To see whether the task arrived after all.
-        client_for: Makes an ``MlflowClient`` from a submitter's environment.
+        client_for: The ``MlflowClient`` of a tracking URI.
     """
     for record in sorted(submissions_dir().glob("*.json")):
         lock = FileLock(record.with_suffix(".lock"))
@@ -28,11 +32,16 @@ def end_abandoned(store: Store, client_for: Callable[[Mapping[str, str]], Any]) 
         value = protocol.read_json(record)
         try:
             if value is not None:
-                _end(store, client_for(value["environment"]), value["experiment_id"], record.stem)
+                with acting_for(value["environment"]):
+                    client = client_for(value["environment"]["MLFLOW_TRACKING_URI"])
+                    _end(store, client, value["experiment_id"], record.stem)
+            shutil.rmtree(record.with_suffix(""), ignore_errors=True)
             record.unlink(missing_ok=True)
             lock.path.unlink(missing_ok=True)
         except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
-            _logger.warning("the abandoned submission %s has to wait: %s", record.stem, error)
+            _logger.warning(
+                "the abandoned submission %s has to wait: %s", record.stem, redacted(error)
+            )
         finally:
             lock.release()
 
@@ -41,7 +50,10 @@ def _end(store: Store, client: Any, experiment_id: str, submission: str) -> None
     query = f"tags.`rlsched.submission` = '{submission}'"
     for run in client.search_runs([experiment_id], query):
         run_id = run.info.run_id
-        if store.get(run_id) is None and run.info.end_time is None:
+        task = store.get(run_id)
+        # The task of a run that was to be resumed is there, and over since long.
+        absent = task is None or (task.state.final and task.tracked)
+        if absent and run.info.status in ("SCHEDULED", "RUNNING"):
             client.set_tag(run_id, "rlsched.exit_reason", "submission_failed")
             client.set_tag(run_id, "rlsched.message", "the submitting process was killed")
             client.set_terminated(run_id, "FAILED")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from mlflow_rlsched import protocol
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles
+from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import lock_dir, request_for
 from mlflow_rlsched.executors.local import LocalExecutor
@@ -33,6 +34,7 @@ def launch(
         OSError: The run directory cannot be written (full disk, deleted).
     """
     run_dir = Path(task.spec.run_dir)
+    (run_dir / "environment.json").stat()  # a directory that was deleted is not made anew
     folder = protocol.attempt_dir(run_dir, attempt.number)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (run_dir / "checkpoints").mkdir(exist_ok=True, mode=0o700)
@@ -49,13 +51,14 @@ def launch(
         and not _takes_directives(run_dir, attempt.number - 1)
     )
     if task.spec.command is not None and not changed:
-        argv = ["bash", "-c", task.spec.command]
+        argv, cwd = ["bash", "-c", task.spec.command], task.spec.work_dir
     else:
         plan = _plan(task, folder, changed, container, devices)
         protocol.write_json(folder / "launch.json", plan)
         if container is not None:
-            _write_env_file(folder / "docker.env", env)
+            _write_env_file(folder / "docker.env", env, plan["gpus"])
         argv = [task.spec.executable, "-m", "mlflow_rlsched.executors.launch", str(folder)]
+        cwd = str(folder)  # not the project's, whose modules could hide MLflow's
     protocol.Directive(
         attempt=attempt.number,
         batch_size=task.batch_size,
@@ -66,7 +69,7 @@ def launch(
         run_id=task.run_id,
         attempt=attempt.number,
         argv=argv,
-        cwd=task.spec.work_dir,
+        cwd=cwd,
         env=env,
         locks=[asdict(lock) for lock in locks],
         lock_dir=str(lock_dir()),
@@ -88,6 +91,7 @@ def _environment(
     inventory: Inventory,
 ) -> dict[str, str]:
     run_dir = Path(task.spec.run_dir)
+    limit = task.spec.device_limit
     env = {
         "MLFLOW_RUN_ID": task.run_id,
         "MLFLOW_EXPERIMENT_ID": task.spec.experiment_id,
@@ -99,6 +103,7 @@ def _environment(
         "RLSCHED_CHECKPOINT_DIR": str(run_dir / "checkpoints"),
         "RLSCHED_NUM_GPUS": str(config.gpus.initial),
         "RLSCHED_CFG_STORE": config.store,
+        DEVICE_LIMIT: UNLIMITED if limit is None else ",".join(limit),
     }
     if task.spec.parent_attempt_dir is None:
         env.update(inventory.environment(devices, len(devices)))
@@ -137,8 +142,10 @@ def _plan(
     }
 
 
-def _write_env_file(path: Path, env: dict[str, str]) -> None:
+def _write_env_file(path: Path, env: Mapping[str, str], gpus: Sequence[str]) -> None:
     """Variables for ``docker run --env-file``: those of the attempt, not of the submitter."""
-    lines = [f"{k}={v}" for k, v in env.items() if k.startswith("RLSCHED_") and "\n" not in v]
+    # Images ask NVIDIA's runtime for all devices, where Docker uses it without being told to.
+    values = {**env, "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}
+    lines = [f"{name}={value}" for name, value in values.items() if "\n" not in value]
+    path.touch(0o600)
     path.write_text("\n".join(lines) + "\n")
-    path.chmod(0o600)

@@ -17,6 +17,7 @@ _MESSAGES = sa.Table(
     sa.Column("run_id", sa.Text, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("body", sa.JSON, nullable=False),
+    sa.Index("messages_by_run", "run_id", "id"),
 )
 
 
@@ -27,8 +28,9 @@ class Message:
     Attributes:
         run_id: The run.
         kind: ``metrics`` (``[[key, value, timestamp_ms, step], …]``), ``tags``
-            (``{key: value}``), ``status`` (``{"status", "of": run id}``) or ``final``
-            (``{"status", "end_time_ms", "tags", "also": [run ids]}``).
+            (``{key: value}``), ``status`` (``{"status", "of": run id}``), ``final``
+            (``{"status", "end_time_ms", "tags", "also": [run ids]}``; the run's files are
+            uploaded with it) or ``artifacts`` (``{}``: only upload them).
         body: JSON, as said.
         id: Place in the outbox; 0 before it is there.
     """
@@ -64,7 +66,7 @@ class Outbox:
             rows = connection.execute(query.order_by(sa.func.min(_MESSAGES.c.id)))
             return [row.run_id for row in rows]
 
-    def of(self, run_id: str, limit: int = 500) -> list[Message]:
+    def of(self, run_id: str, limit: int = 200) -> list[Message]:
         """The oldest messages of a run, in order."""
         query = sa.select(_MESSAGES).where(_MESSAGES.c.run_id == run_id)
         with self._engine.connect() as connection:
@@ -77,6 +79,11 @@ class Outbox:
             ids = [m.id for m in messages]
             with self._engine.begin() as connection:
                 connection.execute(sa.delete(_MESSAGES).where(_MESSAGES.c.id.in_(ids)))
+
+    def forget(self, run_id: str) -> None:
+        """Forget all messages of a run."""
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(_MESSAGES).where(_MESSAGES.c.run_id == run_id))
 
     def close(self) -> None:
         """Give back the connection."""

@@ -13,10 +13,7 @@ from mlflow_rlsched.store import Lease, Quarantine, Store
 _logger = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
-"""How long the memory of a device may take to drain after its task ended."""
-
 QUARANTINE_S = (60.0, 300.0, 1800.0, 3600.0)
-"""How long a device is not offered after its first, second, … failure in a row."""
 
 
 class Pool:
@@ -27,19 +24,30 @@ class Pool:
         store: Holds leases and quarantines.
         host: This host's name in the store.
         limit: Outer ``CUDA_VISIBLE_DEVICES`` of the agent, split at commas, or None.
+        drain_s: How long the memory of a device may take to drain after its task ended.
+        quarantine_s: How long a device is not offered after its first, second, … failure in a
+            row.
 
     Attributes:
         notes: Why a device that no task of this store holds is not offered, by device id.
     """
 
     def __init__(
-        self, inventory: Inventory, store: Store, host: str, limit: Sequence[str] | None
+        self,
+        inventory: Inventory,
+        store: Store,
+        host: str,
+        limit: Sequence[str] | None,
+        drain_s: float = DRAIN_S,
+        quarantine_s: Sequence[float] = QUARANTINE_S,
     ) -> None:
         self.inventory = inventory
         self.notes: dict[str, str] = {}
         self._store = store
         self._host = host
         self._limit = limit
+        self._drain_s = drain_s
+        self._quarantine_s = quarantine_s
         self._drains: dict[tuple[str, int, str], float] = {}
 
     def devices(self) -> list[Device]:
@@ -100,16 +108,21 @@ class Pool:
             if (lease.run_id, lease.attempt) in running:
                 continue
             key = (lease.run_id, lease.attempt, lease.share.device)
-            deadline = self._drains.setdefault(key, time.monotonic() + DRAIN_S)
+            deadline = self._drains.setdefault(key, time.monotonic() + self._drain_s)
             device = by_id.get(lease.share.device)
             why = None
             # What a neighbour on the same device uses cannot be told from a remainder.
-            if device is not None and shared[device.id] == lease.share.amount:
+            if (
+                device is not None
+                and shared[device.id] == lease.share.amount
+                and not _locked(device)
+            ):
                 why = self.inventory.occupied(device, self.inventory.read(device))
             if why is not None and time.monotonic() < deadline:
                 continue
             if why is not None:
-                self.fault(lease.share.device, f"not empty {DRAIN_S:.0f} s after its task: {why}")
+                after = f"{self._drain_s:g} s after its task"
+                self.fault(lease.share.device, f"not empty {after}: {why}")
             self._store.release(lease.run_id, lease.attempt, [lease.share.device])
             del self._drains[key]
             ended = True
@@ -121,7 +134,7 @@ class Pool:
         if known is not None and known.until > time.time():
             return
         failures = 1 + (known.failures if known is not None else 0)
-        until = time.time() + QUARANTINE_S[min(failures, len(QUARANTINE_S)) - 1]
+        until = time.time() + self._quarantine_s[min(failures, len(self._quarantine_s)) - 1]
         _logger.warning("device %s is quarantined: %s", device_id, reason)
         self._store.quarantine(Quarantine(self._host, device_id, reason, until, failures))
 
@@ -130,6 +143,14 @@ class Pool:
         for known in self._store.quarantined(self._host):
             if known.device in device_ids:
                 self._store.end_quarantine(self._host, known.device)
+
+
+def _locked(device: Device) -> bool:
+    """Whether anybody has locked a part of a device, tasks of other stores too."""
+    try:
+        return free_amount(lock_dir(), device.id, device.parent) < WHOLE
+    except LockError:
+        return False
 
 
 def _leased(leases: Sequence[Lease]) -> dict[str, int]:

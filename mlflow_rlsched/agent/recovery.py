@@ -19,6 +19,8 @@ RETRIED = frozenset({"killed", "lost", "lost_heartbeat", "device_fault", "stoppe
 """Classes of endings that are tried again, up to ``max_retries`` times."""
 
 FIRST_SIGNAL_CODE = 129
+JITTER = (0.8, 1.2)
+BUSY_DELAY_S = 1.0
 
 _MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -67,12 +69,16 @@ def classify(evidence: Evidence) -> tuple[str, str]:
     code = ending.code
     if evidence.done and _succeeded(ending):
         return "finished", ""
+    if ending.reason == "device_fault" and evidence.device_lost is not None:
+        return ending.reason, evidence.device_lost
     if ending.reason is not None:
         return ending.reason, ending.message or _asked(ending.reason)
     if code == 0:
         return "finished", ""
     if evidence.environment is not None:
-        kind = "unreachable" if _NETWORK.search(evidence.environment) else "environment_failure"
+        # What pip finds wrong after it could not reach an index stands in the output only.
+        told = f"{evidence.environment}\n{evidence.output}"
+        kind = "unreachable" if _NETWORK.search(told) else "environment_failure"
         return kind, f"the project's environment could not be prepared: {evidence.environment}"
     if evidence.oom is not None or _MEMORY.search(evidence.output):
         return "oom", evidence.oom or "out of memory"
@@ -126,7 +132,7 @@ def decide(
         config: Its configuration.
         evidence: What is known of the attempt.
         now: Seconds since the epoch.
-        jitter: Factor on the retry delay; by default random in 0.8 to 1.2, so that tasks that
+        jitter: Factor on the retry delay; by default random within ``JITTER``, so that tasks that
             died together do not come back together.
     """
     reason, message = classify(evidence)
@@ -137,7 +143,7 @@ def decide(
         by = f"cancelled by {task.cancel_by}" if task.cancel_by else message
         return Ending(State.KILLED, reason, by if reason == "cancelled" else message, code)
     if reason == "device_busy":
-        return Ending(State.QUEUED, reason, message, code, not_before=now + 1.0)
+        return Ending(State.QUEUED, reason, message, code, not_before=now + BUSY_DELAY_S)
     if reason in ("not_started", "preempted"):
         return Ending(State.QUEUED, reason, message, code)
     if reason == "oom":
@@ -147,10 +153,15 @@ def decide(
     if task.retries >= config.max_retries:
         tries = f" (tried {task.retries + 1} times)" if task.retries else ""
         return Ending(State.FAILED, reason, message + tries, code)
-    delays = config.retry_delays_s or (0.0,)
+    delays = config.retry_delays_s
     delay = delays[min(task.retries, len(delays) - 1)]
-    factor = random.uniform(0.8, 1.2) if jitter is None else jitter  # noqa: S311
+    factor = random.uniform(*JITTER) if jitter is None else jitter  # noqa: S311
     return Ending(State.QUEUED, reason, message, code, not_before=now + delay * factor, counts=True)
+
+
+def longest_delay(config: RunConfig) -> float:
+    """The longest time, in seconds, that ``decide`` lets a task wait for its next attempt."""
+    return max(BUSY_DELAY_S, JITTER[1] * max(config.retry_delays_s))
 
 
 def _after_oom(config: RunConfig, evidence: Evidence, message: str) -> Ending:

@@ -16,6 +16,7 @@ from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import Task
 
 OUTPUT_TAIL_BYTES = 16 * 1024
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 _ALIVE_PERCENT = 1.0
 
 
@@ -83,7 +84,8 @@ class Supervised:
         self.stopping: str | None = None
         self.device_lost: str | None = None
         self._events: dict[str, str] = {}
-        self._reader = protocol.ReportReader(folder / "report.jsonl")
+        self._reports = folder / "report.jsonl"
+        self._reader = protocol.ReportReader(self._reports)
         self._alive_at = time.monotonic()
         self._deadline = None
         if config.timeout_s is not None:
@@ -113,6 +115,20 @@ class Supervised:
             self.progress.numbers.update(report.numbers)
             if "loss" in report.numbers:
                 self.progress.losses.append(report.numbers["loss"])
+
+    def catch_up(self) -> None:
+        """Read what was reported before this agent looked; old losses are no news."""
+        self._observe_all()
+        self.progress.sample()
+
+    def _observe_all(self) -> None:
+        """Read all that was reported so far, where ``observe`` reads a bounded piece."""
+        try:
+            size = min(self._reports.stat().st_size, MAX_BACKLOG_BYTES)
+        except FileNotFoundError:
+            return
+        for _ in range(size // protocol.MAX_READ_BYTES + 1):
+            self.observe()
 
     def show_life(self, metrics: Mapping[str, float]) -> None:
         """Take the use of CPU or GPU (percent) in a device sample as a sign of life."""
@@ -149,7 +165,7 @@ class Supervised:
 
     def evidence(self, ending: protocol.Exit) -> Evidence:
         """All that is known of the attempt, now that it ended."""
-        self.observe()
+        self._observe_all()
         return Evidence(
             exit=ending,
             done="done" in self._events,

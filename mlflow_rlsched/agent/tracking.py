@@ -1,60 +1,62 @@
 """The one thread per agent that talks to tracking servers.
 
 The loop only puts messages into a queue. The thread writes them to the durable outbox, then
-delivers them in order, run by run; while a server is down its runs wait there, and the runs of
-other servers go on. A message repeated after a crash has the same key, step and time stamp, so a
-replay changes nothing.
+delivers them: those of a run in order, one call a run in turn, so that neither a long backlog nor
+a server that is down delays other runs. A message repeated after a crash has the same key, step
+and time stamp, so a replay changes nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
-import shutil
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.abandoned import end_abandoned
+from mlflow_rlsched.agent.artifacts import upload
 from mlflow_rlsched.agent.outbox import Message, Outbox
+from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.store import Store, StoreError, Task
 
 _logger = logging.getLogger(__name__)
 
 MAX_BATCH = 1000
-"""Metrics in one call: the limit of MLflow's stores."""
-
-MAX_OUTPUT_BYTES = 32 * 1024 * 1024
-"""Size of an attempt's output in the artifact; the run directory keeps all of it."""
+"""Metrics and tags in one call: the limit of MLflow's stores."""
 
 FLUSH_S = 30.0
 POLL_S = 30.0
-_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-_PERMANENT = frozenset(
-    {
-        "RESOURCE_DOES_NOT_EXIST",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "BAD_REQUEST",
-        "NOT_FOUND",
-        "ENDPOINT_NOT_FOUND",
-        "MALFORMED_REQUEST",
-    }
-)
-# One slow server must not hold up the runs of the others.
-_HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+TICK_S = 1.0
+BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+PATIENCE_S = 120.0
+"""How long a message may fail on a server that takes others, until it is dropped."""
+
+ARTIFACT_PATIENCE_S = 3600.0
+"""The same for artifacts, which are in a store of their own and stay in the run directory."""
+
+# One request must not hold up other servers for long, and what fails is tried again by us.
+_HTTP = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+_REFUSALS = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"})
 
 
 @dataclass
-class _Server:
-    """A tracking server that failed: when to try again."""
+class _Backoff:
+    """A server or a run that failed: since when, how often, and when to try again."""
 
+    since: float
     failures: int = 0
     retry_at: float = 0.0
 
@@ -67,8 +69,8 @@ class Tracker(threading.Thread):
         outbox: Where messages wait.
 
     Attributes:
-        latest: Last metrics by run id, of the runs named to ``watch``.
-        gone: Runs that the tracking server does not have (any more).
+        latest: Last finite metrics by run id, of the runs named to ``watch``.
+        gone: Runs that their tracking server does not have (any more).
     """
 
     def __init__(self, store: Store, outbox: Outbox) -> None:
@@ -79,118 +81,195 @@ class Tracker(threading.Thread):
         self._outbox = outbox
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._unsaved: list[Message] = []
-        self._wake = threading.Event()
+        self._cannot_save = False
+        self._urgent = threading.Event()
         self._stop_at: float | None = None
-        self._urgent = False
         self._watched: frozenset[str] = frozenset()
-        self._servers: dict[str, _Server] = {}
+        self._backoffs: dict[str, _Backoff] = {}
         self._clients: dict[str, Any] = {}
 
     def put(self, run_id: str, kind: str, body: Any) -> None:
         """Tell the tracking server something about a run; never blocks (see ``Message``)."""
         self._queue.put(Message(run_id, kind, body))
         if kind != "metrics":
-            self._urgent = True
-            self._wake.set()
+            self._urgent.set()
 
     def watch(self, run_ids: Iterable[str]) -> None:
         """Keep ``latest`` up to date for these runs: trainings that do not report to us."""
         self._watched = frozenset(run_ids)
 
+    def is_idle(self) -> bool:
+        """Whether nothing is left to be told (False too when that cannot be found out)."""
+        try:
+            return self._queue.empty() and not self._unsaved and not self._outbox.runs()
+        except OperationalError:
+            return False
+
     def stop(self, within_s: float) -> None:
         """Deliver what can be delivered in this time; the rest stays in the outbox."""
         self._stop_at = time.monotonic() + within_s
-        self._wake.set()
+        self._urgent.set()
         self.join(within_s + 15)
 
     def run(self) -> None:
         """Save, deliver, poll, until stopped."""
         os.environ.update(_HTTP)
-        flush_at = poll_at = 0.0
+        more = False
+        deliver_at = poll_at = 0.0
         while True:
-            self._wake.wait(0.5 if self._servers else 2.0)
-            self._wake.clear()
-            stopping = self._stop_at is not None
+            urgent = self._urgent.wait(0 if more else TICK_S)
+            self._urgent.clear()
+            stopping = self._stop_at
             now = time.monotonic()
-            urgent, self._urgent = self._urgent, False
-            self._save()
-            retrying = any(s.failures and s.retry_at <= now for s in self._servers.values())
-            if urgent or stopping or retrying or now >= flush_at:
-                self._deliver_all()
-                flush_at = now + FLUSH_S
-            if now >= poll_at and not stopping:
-                self._poll()
-                poll_at = now + POLL_S
-            if stopping:
-                return
-
-    def _save(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._unsaved.append(self._queue.get_nowait())
-        try:
-            self._outbox.put(self._unsaved)
-            self._unsaved = []
-        except Exception:  # a full disk, say: kept in memory and tried again
-            _logger.exception("The outbox cannot be written; %d messages wait", len(self._unsaved))
-
-    def _deliver_all(self) -> None:
-        for run_id in self._outbox.runs():
-            if self._stop_at is not None and time.monotonic() > self._stop_at:
-                return
             try:
-                self._deliver(run_id)
+                saved = self._save()
+                if saved and (more or urgent or now >= deliver_at):
+                    more, deliver_at = False, now + FLUSH_S
+                    more = self._deliver_all()
+                    deliver_at = min([deliver_at, *self._retries_after(now)])
+                if now >= poll_at and stopping is None:
+                    poll_at = now + POLL_S
+                    self._poll()
             except StoreError as error:
                 _logger.warning("%s", error)
+            except Exception:  # without this thread no run's status would ever be told
+                _logger.exception("Telling tracking servers failed; trying again")
+            if stopping is not None and (not more or time.monotonic() > stopping):
                 return
 
-    def _deliver(self, run_id: str) -> None:
-        """Deliver a run's messages in order, as far as its server takes them."""
-        task = self._store.get(run_id)
-        if task is None:
-            _logger.warning("run %s is not in the store: its messages are dropped", run_id)
-            self._outbox.delivered(self._outbox.of(run_id))
-            return
-        environment = _environment(task)
-        uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
-        server = self._servers.setdefault(uri, _Server())
-        if server.failures and time.monotonic() < server.retry_at and self._stop_at is None:
-            return
-        while messages := _batch(self._outbox.of(run_id)):
-            try:
-                with _acting_for(environment):
-                    self._send(self._client(uri), run_id, messages)
-            except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
-                if not self._refused(run_id, error):
-                    self._back_off(uri, server, error)
-                    return
-                _logger.warning(
-                    "run %s: the tracking server refuses %d message(s) for good: %s",
-                    run_id,
-                    len(messages),
-                    error,
-                )
-            server.failures = 0
-            if messages[-1].kind == "final":
-                self._store.mark_tracked(run_id)
-            self._outbox.delivered(messages)
-
-    def _refused(self, run_id: str, error: Exception) -> bool:
-        """Whether to send the same again would be refused again."""
-        code = getattr(error, "error_code", None)
-        if code not in _PERMANENT:
+    def _save(self) -> bool:
+        """Write what was put to the outbox; what cannot be written waits in memory."""
+        while not self._queue.empty():
+            self._unsaved.append(self._queue.get())
+        try:
+            self._outbox.put(self._unsaved)
+        except OperationalError as error:
+            if not self._cannot_save:
+                _logger.warning("the outbox cannot be written, messages wait: %s", error.orig)
+            self._cannot_save = True
             return False
-        text = str(error)
-        if code == "RESOURCE_DOES_NOT_EXIST" or "'active'" in text or "deleted" in text:
-            self.gone.add(run_id)
+        self._unsaved = []
+        self._cannot_save = False
         return True
 
-    def _back_off(self, uri: str, server: _Server, error: Exception) -> None:
-        if server.failures == 0:
-            _logger.warning("the tracking server %s does not answer: %s", _redacted(uri), error)
-        delay = _BACKOFF_S[min(server.failures, len(_BACKOFF_S) - 1)]
-        server.failures += 1
-        server.retry_at = time.monotonic() + delay
+    def _retries_after(self, now: float) -> list[float]:
+        return [b.retry_at for b in self._backoffs.values() if b.retry_at > now]
+
+    def _deliver_all(self) -> bool:
+        """One call for each run; whether there may be more to deliver at once."""
+        more = False
+        for run_id in self._outbox.runs():
+            if self._stop_at is not None and time.monotonic() > self._stop_at:
+                return False
+            task = self._store.get(run_id)
+            if task is None:
+                _logger.warning("run %s is not in the store: its messages are dropped", run_id)
+                self._outbox.forget(run_id)
+            else:
+                more |= self._deliver(task)
+        return more
+
+    def _deliver(self, task: Task) -> bool:
+        """The next call for a run; whether another one may follow at once."""
+        environment = _environment(task)
+        uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
+        backoffs = [self._backoffs[key] for key in (uri, task.run_id) if key in self._backoffs]
+        if any(time.monotonic() < backoff.retry_at for backoff in backoffs):
+            return False
+        # Smaller and smaller calls find the message that is refused, and suit a slow server.
+        failures = max((backoff.failures for backoff in backoffs), default=0)
+        messages = _batch(self._outbox.of(task.run_id), MAX_BATCH >> failures)
+        if not messages:
+            return False
+        with acting_for(environment):
+            try:
+                self._send(self._client(uri), task, messages)
+            except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
+                return self._failed(task, uri, messages, error)
+        self._backoffs.pop(task.run_id, None)
+        if self._backoffs.pop(uri, None) is not None:
+            _logger.info("the tracking server %s answers again", redacted(uri))
+        self._delivered(task.run_id, messages)
+        return True
+
+    def _delivered(self, run_id: str, messages: list[Message]) -> None:
+        if messages[-1].kind == "final":
+            self._store.mark_tracked(run_id)
+            self.gone.discard(run_id)
+        self._outbox.delivered(messages)
+
+    def _send(self, client: Any, task: Task, messages: list[Message]) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        kind, body = messages[0].kind, messages[0].body
+        if kind == "status":
+            client.update_run(body["of"], status=body["status"])
+        elif kind == "artifacts":
+            _upload(client, task)
+        elif kind == "final":
+            self._send_final(client, task, body)
+        else:
+            metrics = [Metric(*point) for m in messages if m.kind == "metrics" for point in m.body]
+            tags: dict[str, str] = {}
+            for message in messages:
+                if message.kind == "tags":
+                    tags |= message.body
+            entities = [RunTag(*tag) for tag in tags.items()]
+            client.log_batch(task.run_id, metrics=metrics, tags=entities, synchronous=True)
+
+    def _send_final(self, client: Any, task: Task, body: Mapping[str, Any]) -> None:
+        for name, value in body["tags"].items():
+            client.set_tag(task.run_id, name, value)
+        client.set_terminated(task.run_id, body["status"], body["end_time_ms"])
+        try:
+            _upload(client, task)
+        except Exception as error:  # noqa: BLE001 - artifact stores raise all kinds
+            _logger.warning("run %s: its upload is put off: %s", task.run_id, redacted(error))
+            self._outbox.put([Message(task.run_id, "artifacts", {})])
+        for other in body["also"]:
+            client.set_terminated(other, body["status"], body["end_time_ms"])
+
+    def _failed(self, task: Task, uri: str, messages: list[Message], error: Exception) -> bool:
+        """Back off, or drop what will never be taken; whether to go on at once."""
+        run_id, first = task.run_id, messages[0]
+        # An artifact store may be silent although the tracking server is not.
+        if _is_unreachable(error) and first.kind != "artifacts":
+            self._server_failed(uri, error)
+            return False
+        refused = getattr(error, "error_code", None) in _REFUSALS
+        alone = len(messages) == 1
+        backoff = self._back_off(run_id, f"run {run_id}: cannot deliver", error)
+        try:
+            client = self._client(uri)
+            drop = self._run(client, run_id) is None or (
+                alone and (refused or _is_hopeless(client, run_id, first, backoff))
+            )
+        except Exception as trouble:  # noqa: BLE001 - MLflow's stores raise all kinds
+            if _is_unreachable(trouble):
+                self._server_failed(uri, trouble)
+            return False
+        if drop:
+            kinds = ", ".join(sorted({message.kind for message in messages}))
+            text = "run %s: %d message(s) (%s) are dropped, since they were refused: %s"
+            _logger.warning(text, run_id, len(messages), kinds, redacted(error))
+            del self._backoffs[run_id]
+            self._delivered(run_id, messages)
+        elif refused:
+            backoff.retry_at = 0.0
+        return drop or refused
+
+    def _server_failed(self, uri: str, error: Exception) -> None:
+        self._back_off(uri, f"the tracking server {redacted(uri)} does not answer", error)
+
+    def _back_off(self, key: str, what: str, error: Exception) -> _Backoff:
+        now = time.monotonic()
+        if key not in self._backoffs:
+            _logger.warning("%s: %s", what, redacted(error))
+        backoff = self._backoffs.setdefault(key, _Backoff(since=now))
+        delay = BACKOFF_S[min(backoff.failures, len(BACKOFF_S) - 1)]
+        backoff.failures += 1
+        backoff.retry_at = now + delay
+        return backoff
 
     def _client(self, uri: str) -> Any:
         if uri not in self._clients:
@@ -199,121 +278,90 @@ class Tracker(threading.Thread):
             self._clients[uri] = MlflowClient(tracking_uri=uri)
         return self._clients[uri]
 
-    def _send(self, client: Any, run_id: str, messages: list[Message]) -> None:
-        from mlflow.entities import Metric, RunTag
+    def _run(self, client: Any, run_id: str) -> Any:
+        """The run as its tracking server has it; None, and ``gone``, when it was deleted."""
+        from mlflow.exceptions import MlflowException
 
-        if messages[0].kind in ("metrics", "tags"):
-            metrics = [Metric(*point) for m in messages if m.kind == "metrics" for point in m.body]
-            tags: dict[str, str] = {}
-            for message in messages:
-                if message.kind == "tags":
-                    tags.update(message.body)
-            client.log_batch(run_id, metrics=metrics, tags=[RunTag(*t) for t in tags.items()])
-            return
-        body = messages[0].body
-        if messages[0].kind == "status":
-            client.update_run(body["of"], status=body["status"])
-            return
-        task = self._store.get(run_id)
-        if task is not None:
-            _upload(client, run_id, Path(task.spec.run_dir))
-        client.log_batch(run_id, tags=[RunTag(*tag) for tag in body["tags"].items()])
-        for other in [*body["also"], run_id]:
-            client.set_terminated(other, body["status"], body["end_time_ms"])
-
-    def _client_for(self, environment: Mapping[str, str]) -> Any:
-        return self._client(environment["MLFLOW_TRACKING_URI"])
+        try:
+            run = client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            run = None
+        if run is None or run.info.lifecycle_stage == "deleted":
+            self.gone.add(run_id)
+            return None
+        return run
 
     def _poll(self) -> None:
         """Read the last metrics of the watched runs; end what submitters left behind."""
-        end_abandoned(self._store, self._client_for)
+        end_abandoned(self._store, self._client)
         for run_id in self._watched:
             task = self._store.get(run_id)
             if task is None:
                 continue
             environment = _environment(task)
             uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
-            if self._servers.setdefault(uri, _Server()).failures:
+            if uri in self._backoffs:
                 continue
             try:
-                with _acting_for(environment):
-                    run = self._client(uri).get_run(run_id)
+                with acting_for(environment):
+                    run = self._run(self._client(uri), run_id)
             except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
-                if not self._refused(run_id, error):
-                    self._back_off(uri, self._servers[uri], error)
+                if _is_unreachable(error):
+                    self._server_failed(uri, error)
                 continue
-            if run.info.lifecycle_stage == "deleted":
-                self.gone.add(run_id)
-            self.latest[run_id] = dict(run.data.metrics)
+            if run is not None:
+                # MLflow stores an infinite value as the largest one.
+                known = run.data.metrics.items()
+                finite = {k: v for k, v in known if abs(v) < sys.float_info.max}
+                self.latest[run_id] = finite
 
 
-def _batch(messages: list[Message]) -> list[Message]:
-    """The first messages that go into one call: metrics and tags together, others alone."""
+def _batch(messages: list[Message], limit: int) -> list[Message]:
+    """The first messages that go into one call: metrics and tags together, others alone.
+
+    Artifacts go last: nothing has to wait for them.
+    """
+    messages = sorted(messages, key=lambda message: message.kind == "artifacts")
     batch: list[Message] = []
-    points = 0
+    size = 0
     for message in messages:
         if message.kind not in ("metrics", "tags"):
             return batch or [message]
-        points += len(message.body) if message.kind == "metrics" else 0
-        if batch and points > MAX_BATCH:
+        size += len(message.body)
+        if batch and size > limit:
             break
         batch.append(message)
     return batch
 
 
-def _environment(task: Task) -> Mapping[str, str]:
+def _environment(task: Task) -> Mapping[str, Any]:
     return protocol.read_json(Path(task.spec.run_dir) / "environment.json") or {}
 
 
-@contextlib.contextmanager
-def _acting_for(environment: Mapping[str, str]) -> Iterator[None]:
-    """Use the submitter's credentials (only this thread reads them from the environment)."""
-    own = dict(os.environ)
-    os.environ.update({k: str(v) for k, v in environment.items() if _is_credential(k)})
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(own):
-            del os.environ[name]
-        os.environ.update(own)
+def _upload(client: Any, task: Task) -> None:
+    run_dir = Path(task.spec.run_dir)
+    if run_dir.is_dir():
+        upload(client, task.run_id, run_dir)
 
 
-def _is_credential(name: str) -> bool:
-    return name not in _HTTP and name.startswith(
-        ("MLFLOW_TRACKING_", "MLFLOW_S3_", "AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
-    )
+def _is_hopeless(client: Any, run_id: str, message: Message, backoff: _Backoff) -> bool:
+    """Whether a message fails for too long on a server that takes another one."""
+    patience = ARTIFACT_PATIENCE_S if message.kind == "artifacts" else PATIENCE_S
+    if time.monotonic() < backoff.since + patience:
+        return False
+    client.set_tag(run_id, "mlflow.project.backend", "rlsched")
+    return True
 
 
-def _redacted(uri: str) -> str:
-    head, at, tail = uri.rpartition("@")
-    return head.partition("://")[0] + "://…@" + tail if at else uri
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Whether it was the server that did not answer, whatever it was asked."""
+    import requests
 
-
-def _upload(client: Any, run_id: str, run_dir: Path) -> None:
-    """Upload the run's files; what cannot be uploaded never holds up its status."""
-    try:
-        _collect_output(run_dir)
-        for name in ("output.log", "decisions.jsonl"):
-            if (run_dir / name).exists():
-                client.log_artifact(run_id, str(run_dir / name), "rlsched")
-    except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
-        _logger.warning("run %s: cannot upload its output: %s", run_id, error)
-
-
-def _collect_output(run_dir: Path) -> None:
-    """Put the output of all attempts into one file, the middle left out when it is huge."""
-    attempts = sorted(
-        (run_dir / "attempts").glob("*/output.log"), key=lambda path: int(path.parent.name)
-    )
-    with open(run_dir / "output.log", "wb") as whole:
-        for path in attempts:
-            if len(attempts) > 1:
-                whole.write(f"=== attempt {path.parent.name} ===\n".encode())
-            with open(path, "rb") as part:
-                size = part.seek(0, os.SEEK_END)
-                part.seek(0)
-                if size > MAX_OUTPUT_BYTES:
-                    whole.write(part.read(MAX_OUTPUT_BYTES // 2))
-                    whole.write(b"\n[... left out; the whole is in the run directory ...]\n")
-                    part.seek(-MAX_OUTPUT_BYTES // 2, os.SEEK_END)
-                shutil.copyfileobj(part, whole)
+    silence = (requests.ConnectionError, requests.Timeout, OperationalError)
+    while error is not None:
+        if isinstance(error, silence):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -62,7 +62,7 @@ def start(url: str) -> None:
 )
 def run(url: str, idle_timeout: float | None) -> None:
     """Be the agent, in the foreground (for systemd, or to watch it)."""
-    from mlflow_rlsched.agent.loop import run_agent
+    from mlflow_rlsched.agent.service import run_agent
 
     raise SystemExit(run_agent(url, idle_timeout))
 

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 
+DEVICE_LIMIT = "RLSCHED_DEVICE_LIMIT"
+"""Variable of an attempt: the submitter's ``CUDA_VISIBLE_DEVICES``, or ``UNLIMITED``. There that
+variable says what the attempt holds, and runs that it submits may queue for more."""
+
+UNLIMITED = "all"
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -32,10 +38,11 @@ def demand(config: RunConfig, nested: bool, kind: str) -> Demand:
 
 
 def suits(device: Device, config: RunConfig) -> bool:
-    """Whether a device meets what the task requires of it."""
+    """Whether a device, or the part of it that the task leases, meets what the task requires."""
     wanted = config.requires
     if wanted.gpu_type is not None and wanted.gpu_type.lower() not in device.name.lower():
         return False
     if wanted.memory_gb is not None:
-        return device.memory_bytes is None or device.memory_bytes >= wanted.memory_gb * 1e9
+        needed = wanted.memory_gb * 1e9 / config.gpu_fraction
+        return device.memory_bytes is None or device.memory_bytes >= needed
     return True

@@ -12,6 +12,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +21,71 @@ from mlflow_rlsched import protocol
 EXIT_ENVIRONMENT = 78
 """Exit code when the project's environment could not be prepared (``EX_CONFIG``)."""
 
+# Which devices, under what name, and that we wait for the end: not for the user to say.
+_OURS = ("gpus", "name", "detach", "d")
+
 
 def main(folder: Path) -> int:
     """Run what ``launch.json`` in the attempt's folder says; returns the exit code."""
     plan = protocol.read_json(folder / "launch.json") or {}
     try:
         run_id = _changed_run(plan, folder) if plan["changed"] else plan["run_id"]
-        submitted = _start(plan, run_id)
+        submitted = _start(plan, run_id, folder / "output.log")
     except Exception as error:  # noqa: BLE001 - whatever MLflow's preparation raises
-        message = f"{type(error).__name__}: {error}".strip()
-        _report(folder, {"event": "environment_failed", "message": message})
-        print(f"The project's environment could not be prepared: {message}", file=sys.stderr)
+        _report(folder, {"event": "environment_failed", "message": str(error)})
+        print(f"The project's environment could not be prepared: {error}", file=sys.stderr)
         return EXIT_ENVIRONMENT
     code: int = submitted.command_proc.wait()
     return code if code >= 0 else 128 - code
 
 
-def _start(plan: dict[str, Any], run_id: str) -> Any:
+def _start(plan: dict[str, Any], run_id: str, output: Path) -> Any:
     import mlflow
+    from mlflow.exceptions import ExecutionException
     from mlflow.projects.backend.local import LocalBackend
-    from mlflow.projects.utils import MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG
+    from mlflow.projects.utils import MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG, load_project
 
+    from mlflow_rlsched.executors import environments
+
+    project = load_project(plan["work_dir"])
+    manager = environments.manager_of(project, plan["project_env"]["ENV_MANAGER"])
     config = {**plan["project_env"], MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG: run_id}
+    config["ENV_MANAGER"] = manager
+    config["docker_auth"] = protocol.read_json(Path(plan["run_dir"]) / "docker_auth.json")
     config["SYNCHRONOUS"] = True  # MLflow then starts the entry point as our child
     if plan["docker"]:
-        config["DOCKER_ARGS"] = _docker_args(config["DOCKER_ARGS"] or {}, plan)
-    return LocalBackend().run(
-        plan["work_dir"],
-        plan["entry_point"],
-        plan["params"],
-        None,
-        config,
-        mlflow.get_tracking_uri(),
-        plan["experiment_id"],
-    )
+        config["DOCKER_ARGS"] = docker_args(config["DOCKER_ARGS"] or {}, plan)
+    try:
+        with environments.alone(project, Path(plan["work_dir"]), manager):
+            return LocalBackend().run(
+                plan["work_dir"],
+                plan["entry_point"],
+                plan["params"],
+                None,
+                config,
+                mlflow.get_tracking_uri(),
+                plan["experiment_id"],
+            )
+    except Exception as error:
+        raise ExecutionException(environments.why_not(error, manager, output)) from error
 
 
-def _docker_args(given: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    """The user's ``docker run`` arguments with the leased GPUs only (MLflow does not quote)."""
-    args = {k: v for k, v in given.items() if k not in ("gpus", "name")}
+def docker_args(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's ``docker run`` arguments, with the leased GPUs only.
+
+    MLflow joins names and values to one shell command, unquoted: so a value of ours is quoted,
+    and an argument can stand there twice.
+
+    Args:
+        given: The user's arguments, as MLflow takes them.
+        plan: Content of ``launch.json``.
+    """
+    args = {k: v for k, v in given.items() if k not in _OURS}
     args["name"] = plan["container"]
-    args["env-file"] = shlex.quote(plan["env_file"])
-    args["volume"] = shlex.quote(f"{plan['run_dir']}:{plan['run_dir']}")
+    run_dir = plan["run_dir"]
+    for name, value in (("env-file", plan["env_file"]), ("volume", f"{run_dir}:{run_dir}")):
+        theirs = f"{args[name]} --{name} " if name in args else ""
+        args[name] = theirs + shlex.quote(value)
     if plan["gpus"]:
         args["gpus"] = shlex.quote('"device=' + ",".join(plan["gpus"]) + '"')
     return args

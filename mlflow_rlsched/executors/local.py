@@ -9,10 +9,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_rlsched import processes, protocol
+from mlflow_rlsched.executors import containers
 from mlflow_rlsched.filelock import FileLock
 
 ATTEMPT_VARIABLE = "RLSCHED_ATTEMPT_DIR"
@@ -29,6 +31,7 @@ class LocalExecutor:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
         self._shims: dict[Path, subprocess.Popen[bytes]] = {}
+        self._removals: dict[Path, tuple[subprocess.Popen[bytes] | None, float]] = {}
 
     def launch(self, run_dir: Path, spec: protocol.AttemptSpec) -> Path:
         """Start the shim of an attempt.
@@ -55,11 +58,20 @@ class LocalExecutor:
         return folder
 
     def stop(self, folder: Path, reason: str, grace_s: float) -> None:
-        """Ask the shim to end its attempt; asked again, a shorter grace takes effect."""
+        """Ask the shim to end its attempt; asked again, a shorter grace takes effect.
+
+        Raises:
+            OSError: The request cannot be written (a full disk); ask again later.
+        """
         protocol.write_json(folder / "stop.json", {"reason": reason, "grace_s": grace_s})
         owner = self.shim(folder)
         if owner is not None:
             owner.signal(signal.SIGTERM)
+
+    def age_s(self, folder: Path) -> float:
+        """Seconds that an attempt has been running; 0 when its shim does not live."""
+        owner = self.shim(folder)
+        return 0.0 if owner is None else owner.age_s()
 
     def shim(self, folder: Path) -> processes.Identity | None:
         """The living shim of an attempt, or None."""
@@ -74,7 +86,11 @@ class LocalExecutor:
         """How the attempt ended, or None while its shim lives or its remains are being cleaned.
 
         An attempt whose shim died without a word is declared void, so that a late shim gives
-        up, and every process of it is killed; when none is left it has ended as ``lost``.
+        up, and every process of it is killed; when none is left it has ended as ``lost``, or as
+        ``not_started`` when no shim had begun before an earlier agent died.
+
+        Raises:
+            OSError: The attempt cannot be declared void (a full disk); ask again later.
         """
         ending = protocol.Exit.read(folder)
         if ending is None and not self._alive(folder):
@@ -90,30 +106,41 @@ class LocalExecutor:
         return FileLock(folder / "shim.lock").held()
 
     def _bury(self, folder: Path) -> protocol.Exit | None:
-        if not (folder / "attempt.json").exists():
-            return protocol.Exit(int(folder.name), None, "not_started", "its agent died first")
-        lock = FileLock(folder / "shim.lock")
-        if not lock.acquire():
-            return None  # a shim that was late has just begun
-        try:
-            ending = protocol.Exit.read(folder)
-            if ending is not None:
-                return ending
-            (folder / "void").touch()
-        finally:
-            lock.release()
+        spec = protocol.read_json(folder / "attempt.json")
+        if spec is not None:
+            lock = FileLock(folder / "shim.lock")
+            if not lock.acquire():
+                return None  # a shim that was late has just begun
+            try:
+                ending = protocol.Exit.read(folder)
+                if ending is not None:
+                    return ending
+                if not (folder / "void").exists():
+                    (folder / "void").touch()
+                    # What a dying shim was just starting shows its environment a moment later.
+                    return None
+            finally:
+                lock.release()
         orphans = processes.with_environment(ATTEMPT_VARIABLE, str(folder))
-        processes.send(orphans, signal.SIGKILL)
         if orphans:
+            processes.send(orphans, signal.SIGKILL)
             return None
-        spec = protocol.read_json(folder / "attempt.json") or {}
-        if spec.get("container"):
-            subprocess.Popen(
-                ["docker", "rm", "--force", spec["container"]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        return protocol.Exit(
-            int(folder.name), None, "lost", "its supervising process (the shim) was killed"
-        )
+        container = spec and spec.get("container")
+        if container and not self._removed(folder, str(container)):
+            return None
+        number = int(folder.name)
+        if folder not in self._shims and not (folder / "shim.json").exists():
+            return protocol.Exit(number, None, "not_started", "its agent died first")
+        message = "its supervising process (the shim) was killed"
+        return protocol.Exit(number, None, "lost", message)
+
+    def _removed(self, folder: Path, container: str) -> bool:
+        """Whether the removal of a buried attempt's container, begun here, is over."""
+        if folder not in self._removals:
+            removal = containers.begin_removal(container, folder.parent.parent)
+            self._removals[folder] = (removal, time.monotonic() + containers.REMOVAL_S)
+        removal, deadline = self._removals[folder]
+        if removal is not None and removal.poll() is None and time.monotonic() < deadline:
+            return False
+        del self._removals[folder]
+        return True

@@ -7,6 +7,7 @@ abandons becomes its child and ends with the attempt. All it has to say stands i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 from mlflow_rlsched import processes, protocol
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.devices.locks import DeviceLocks, LockError, LockRequest
+from mlflow_rlsched.executors import containers
 from mlflow_rlsched.filelock import FileLock
 
 LEFTOVER_GRACE_S = 5.0
@@ -127,6 +129,8 @@ class Shim:
 
     def _stop_reason(self) -> str | None:
         """Why this attempt has to end now, or None."""
+        if not self._folder.exists():
+            return "run_deleted"
         stop = protocol.read_json(self._folder / "stop.json")
         if stop is not None:
             return str(stop.get("reason", "cancelled"))
@@ -171,14 +175,12 @@ class Shim:
                 self._code = code if code >= 0 else 128 - code
 
     def _remove_container(self) -> None:
-        if self._spec.container is not None:
-            subprocess.run(
-                ["docker", "rm", "--force", self._spec.container],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
+        if self._spec.container is None:
+            return
+        removal = containers.begin_removal(self._spec.container, self._run_dir)
+        if removal is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                removal.wait(containers.REMOVAL_S)
 
     def _finish(self, reason: str | None, message: str, killed: int = 0) -> None:
         """Write ``exit.json`` into the space that was reserved: it works on a full disk too."""
@@ -187,17 +189,23 @@ class Shim:
         )
         data = json.dumps(asdict(ending)).encode().ljust(_RESERVED_BYTES)
         reserved = self._folder / ".exit.json"
-        with open(reserved, "r+b") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(reserved, self._folder / "exit.json")
+        with contextlib.suppress(FileNotFoundError):  # the run directory may have been deleted
+            with open(reserved, "r+b") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(reserved, self._folder / "exit.json")
 
     def _call_agent(self) -> None:
-        """Wake the agent, or start one when it is dead, out of reach of our own cleaning up."""
-        if self._agent.alive():
-            self._agent.wake()
-            return
+        """Wake the agent, or start one when it is dead; what fails is tried again later."""
+        with contextlib.suppress(OSError):
+            if self._agent.alive():
+                self._agent.wake()
+            elif self._agent.folder.exists():
+                self._start_agent()
+
+    def _start_agent(self) -> None:
+        """Start an agent out of reach of our own cleaning up."""
         _adopt_orphans(False)
         try:
             middle = os.fork()

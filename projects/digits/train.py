@@ -28,6 +28,13 @@ def load_images(device):
     return images.to(device), torch.tensor(digits.target)[order].to(device)
 
 
+def described(device):
+    if device == "cpu":
+        return "the CPU"
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name} ({properties.uuid})"
+
+
 def network(width):
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
@@ -50,6 +57,7 @@ class Training:
         self.args, self.session, self.run_id = args, session, run_id
         torch.manual_seed(args.seed)
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        print(f"training on {described(device)}")
         images, labels = load_images(device)
         self.train_set = images[VALIDATION:], labels[VALIDATION:]
         self.validation_set = images[:VALIDATION], labels[:VALIDATION]

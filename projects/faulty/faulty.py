@@ -4,8 +4,8 @@
 ``count``   cooperates: counts steps, saves, resumes, stops when asked to.
 ``script``  counts steps too, but knows nothing of a scheduler.
 
-The ledger gets one line for each thing done, ``<attempt> <pid> <event> <step>``, where event is
-``start`` (step: the one resumed from), ``step``, ``save``, ``stop`` or ``done``.
+The ledger gets one line for each thing done, ``<attempt> <pid> <event> <step> <monotonic time>``,
+where event is ``start`` (step: the one resumed from), ``step``, ``save``, ``stop`` or ``done``.
 """
 
 import argparse
@@ -23,7 +23,8 @@ class Ledger:
 
     def write(self, event, step):
         attempt = os.environ.get("RLSCHED_ATTEMPT", "0")
-        os.write(self.file, f"{attempt} {os.getpid()} {event} {step}\n".encode())
+        line = f"{attempt} {os.getpid()} {event} {step} {time.monotonic():.6f}\n"
+        os.write(self.file, line.encode())
 
 
 def need_memory(batch_size, fits):

@@ -66,6 +66,8 @@ def config(**changes: Any) -> RunConfig:
         (ended(1, device_lost="GPU-1 does not answer"), "device_fault"),
         (ended(78, environment="could not find uv"), "environment_failure"),
         (ended(78, environment="pip: Connection reset by peer"), "unreachable"),
+        (ended(78, environment="No package", output="... Connection refused"), "unreachable"),
+        (ended(137, "device_fault", device_lost="GPU-1 does not answer"), "device_fault"),
         (ended(None, "device_busy"), "device_busy"),
         (ended(None, "not_started"), "not_started"),
         (ended(None, "start_failed"), "start_failed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def test_slices_of_one_gpu_do_not_share_a_name() -> None:
 def test_a_tree_is_measured_whole_and_alone() -> None:
     burn = "import os; os.fork(); x = b'x' * 50_000_000\nwhile True: pass"
     code = f"import os\nif os.fork() == 0:\n  exec({burn!r})\nos.wait()"
-    root = subprocess.Popen([sys.executable, "-c", code])
+    root = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     sampler = Sampler(CpuInventory())
     targets = [Target("busy", root.pid, ()), Target("none", None, ())]
     try:
@@ -74,8 +75,7 @@ def test_a_tree_is_measured_whole_and_alone() -> None:
             "system/network_transmit_megabytes",
         }
     finally:
-        subprocess.run(["pkill", "-9", "-P", str(root.pid)], check=False)
-        root.kill()
+        os.killpg(root.pid, signal.SIGKILL)
         root.wait()
 
 

@@ -46,14 +46,13 @@ class GpuHost:
         """Queue a run that holds its devices until it is let go."""
         return self.world.submit(PROJECT, params={"folder": str(self.seen_dir)}, config=config)
 
-    def seen(self, run_id: str, attempt: int = 1) -> dict[str, Any]:
+    def seen(self, run_id: str, attempt: int | str = "*") -> dict[str, Any]:
         """What an attempt of such a run saw, once it runs."""
-        path = self.seen_dir / f"{run_id}-{attempt}.json"
-        wait_for(path.exists, 60)
+        (path,) = wait_for(lambda: list(self.seen_dir.glob(f"{run_id}-{attempt}.json")), 60)
         value: dict[str, Any] = json.loads(path.read_text())
         return value
 
-    def devices_of(self, run_id: str, attempt: int = 1) -> list[str]:
+    def devices_of(self, run_id: str, attempt: int | str = "*") -> list[str]:
         """The devices that an attempt saw."""
         return str(self.seen(run_id, attempt)["CUDA_VISIBLE_DEVICES"]).split(",")
 

@@ -57,12 +57,12 @@ def test_count_resumes_from_its_last_checkpoint_after_a_kill(
         process.send_signal(signal.SIGKILL)
         process.communicate()
         first += [line.split() for line in file]
-    assert [row[2:] for row in first if row[2] != "step"][:3] == [
+    assert [row[2:4] for row in first if row[2] != "step"][:3] == [
         ["start", "0"],
         ["save", "10"],
         ["save", "20"],
     ]
-    saved = max(int(step) for _, _, event, step in first if event == "save")
+    saved = max(int(row[3]) for row in first if row[2] == "save")
 
     process = start(run, 2, *arguments)
     with open(ledger) as file:
@@ -73,9 +73,11 @@ def test_count_resumes_from_its_last_checkpoint_after_a_kill(
     assert {row[0] for row in second} == {"2"}
     resumed_from = int(second[0][3])
     assert resumed_from in (saved, saved + 10)  # the kill may fall between a save and its line
-    steps = [int(step) for _, _, event, step in second if event == "step"]
+    steps = [int(row[3]) for row in second if row[2] == "step"]
     assert steps == list(range(resumed_from + 1, 31))
-    assert second[-1][2:] == ["done", "30"]
+    assert second[-1][2:4] == ["done", "30"]
+    times = [float(row[4]) for row in first + second]
+    assert times == sorted(times)
     assert run.events(2)[-1] == "done"
     assert run.reports(2)[-1].numbers["progress"] == 1
     assert run.reports(2)[-1].numbers["step"] == 30
@@ -87,7 +89,7 @@ def test_count_stops_when_asked(run: RunDirectory, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     done = subprocess.run([*FAULTY, "count", "--ledger", ledger], env=environment)
     assert done.returncode == 75
-    assert [line.split()[2:] for line in ledger.read_text().splitlines()] == [
+    assert [line.split()[2:4] for line in ledger.read_text().splitlines()] == [
         ["start", "0"],
         ["step", "1"],
         ["save", "1"],

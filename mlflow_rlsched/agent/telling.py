@@ -1,0 +1,75 @@
+"""What MLflow is told of a run, in tags, status and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from mlflow_rlsched.agent.tracking import Tracker
+from mlflow_rlsched.store import Attempt, State, Task
+
+_STATUS = {State.FINISHED: "FINISHED", State.FAILED: "FAILED", State.KILLED: "KILLED"}
+
+
+class Teller:
+    """Tells the tracking servers how runs stand; telling twice changes nothing.
+
+    Args:
+        tracker: Delivers it.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def waiting(self, task: Task) -> None:
+        """A task waits for another attempt."""
+        self._status(task.run_id, "SCHEDULED")
+        tags = {"rlsched.state": task.state.value, "rlsched.exit_reason": task.exit_reason}
+        self._tracker.put(task.run_id, "tags", tags)
+
+    def running(self, task: Task, attempt: Attempt) -> None:
+        """An attempt runs."""
+        self._status(task.run_id, "RUNNING")
+        tags = {
+            "rlsched.state": task.state.value,
+            "rlsched.attempts": str(attempt.number),
+            "rlsched.devices": ",".join(share.device for share in attempt.devices),
+        }
+        self._tracker.put(task.run_id, "tags", tags)
+        if attempt.number == 1:
+            waited = max(0.0, attempt.started_at - task.submitted_at)
+            point = ["rlsched/queue_seconds", waited, int(1000 * attempt.started_at), 0]
+            self._tracker.put(task.run_id, "metrics", [point])
+
+    def sample(self, task: Task, metrics: Mapping[str, float], step: int) -> None:
+        """Values of one moment."""
+        now_ms = int(1000 * time.time())
+        points = [[name, value, now_ms, step] for name, value in metrics.items()]
+        self._tracker.put(task.run_id, "metrics", points)
+
+    def retry_failed(self, task: Task, retry_run_id: str) -> None:
+        """The nested run of an attempt that is over while its task is not."""
+        self._tracker.put(task.run_id, "status", {"of": retry_run_id, "status": "FAILED"})
+
+    def over(self, task: Task, retry_run_id: str | None) -> None:
+        """A task is over, and with it the nested run of its last attempt, if it had one."""
+        tags = {
+            "rlsched.state": task.state.value,
+            "rlsched.exit_reason": task.exit_reason,
+            "rlsched.attempts": str(task.attempt),
+        }
+        if task.message:
+            tags["rlsched.message"] = task.message[:5000]
+        self._tracker.put(
+            task.run_id,
+            "final",
+            {
+                "status": _STATUS[task.state],
+                "end_time_ms": int(1000 * (task.ended_at or time.time())),
+                "tags": tags,
+                "also": [retry_run_id] if retry_run_id is not None else [],
+            },
+        )
+
+    def _status(self, run_id: str, status: str) -> None:
+        self._tracker.put(run_id, "status", {"of": run_id, "status": status})

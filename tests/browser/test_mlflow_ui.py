@@ -1,0 +1,113 @@
+"""What a person sees of a scheduled run in the MLflow UI."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from mlflow_rlsched.store import State, Task
+from tests.tracking_server import TrackingServer, submit_to
+from tests.world import PROJECTS, World
+
+pytestmark = pytest.mark.browser
+
+FLAGS = [
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 60_000
+SYSTEM = ("cpu_utilization_percentage", "system_memory_usage_megabytes")
+OURS = ("loss", "throughput", "batch_size", "learning_rate", "gpus")
+TRAINING = ("loss", "val_loss", "val_accuracy")
+
+
+def chromium() -> str:
+    for name in ("chromium", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no browser: `make system` installs Chromium")
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield browser.new_page(viewport={"width": 1400, "height": 1100})
+        browser.close()
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[TrackingServer]:
+    value = TrackingServer(world.root / "server")
+    value.start()
+    yield value
+    value.kill()
+
+
+def trained(world: World) -> Task:
+    """A training of the digits, long enough for some samples of its devices."""
+    parameters = ("-P", "epochs=60", "-P", "width=32")
+    command = world.mlflow_run(PROJECTS / "digits", *parameters)
+    output, _ = command.communicate(timeout=240)
+    assert command.returncode == 0, output
+    (task,) = world.store.tasks([State.FINISHED])
+    assert task.samples >= 3
+    return task
+
+
+def chart(page: Page, metric: str) -> Locator:
+    card = page.get_by_test_id("experiment-view-compare-runs-card")
+    return card.filter(has_text=f"({metric})")
+
+
+def test_the_ui_tells_the_story_of_a_run(
+    world: World, server: TrackingServer, page: Page, tmp_path: Path
+) -> None:
+    submit_to(world, server)
+    task = trained(world)
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+
+    def open_tab(name: str) -> None:
+        page.get_by_role("tab", name=name).click()
+
+    def picture(name: str) -> None:
+        page.screenshot(path=tmp_path / f"{name}.png")
+
+    page.goto(f"{server.uri}/#/experiments/0/runs/{task.run_id}")
+    for text in ("Finished", "rlsched.state", "rlsched.attempts", "cpu-0", "val_accuracy"):
+        expect(page.get_by_text(text).first).to_be_visible()
+    picture("overview")
+
+    open_tab("System metrics")
+    for name in SYSTEM:
+        points = chart(page, f"system/{name}").locator("path.point")
+        expect(points).to_have_count(task.samples)
+    picture("system-metrics")
+
+    open_tab("Model metrics")
+    for name in OURS:
+        expect(chart(page, f"rlsched/{name}").locator("path.point").nth(1)).to_be_visible()
+    picture("our-metrics")
+    page.get_by_text("Model metrics", exact=True).last.scroll_into_view_if_needed()
+    for name in TRAINING:
+        points = chart(page, name).locator("path.point")
+        points.first.scroll_into_view_if_needed()
+        expect(points).to_have_count(60)
+    picture("training-metrics")
+
+    open_tab("Artifacts")
+    page.get_by_text("rlsched", exact=True).click()
+    page.get_by_text("output.log", exact=True).click()
+    expect(page.get_by_text("epoch 60: val_loss").first).to_be_visible()
+    picture("output")

@@ -1,0 +1,147 @@
+"""Carries a plan out on a host, and sees everything to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Hashable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from mlflow_rlsched import processes
+from tests.chaos import submitter
+from tests.chaos.plans import Kill, Plan, Submit
+from tests.world import FAULTY, World, wait_for
+
+MOMENT_WITHIN_S = 0.7
+OVER_WITHIN_S = 90.0
+SETTINGS = {"retry_delays_s": [0.05], "max_retries": 1000, "grace_s": 0.5}
+
+
+class Havoc:
+    """One repetition.
+
+    Args:
+        world: The host.
+
+    Attributes:
+        accepted: Runs whose submission returned.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.accepted: list[str] = []
+        self._world = world
+        self._submitters: list[ForkServerProcess] = []
+        self._count = 0
+
+    def wreak(self, plan: Plan) -> None:
+        """Submit and kill."""
+        for event, pause in zip(plan.events, plan.pauses, strict=True):
+            if isinstance(event, Submit):
+                self._submit(event)
+            else:
+                self._kill(event)
+            time.sleep(pause)
+
+    def see_to_the_end(self, patience_s: float) -> None:
+        """Wait until all is over; start an agent where none is, as a person would."""
+        world = self._world
+        patient_until = time.monotonic() + patience_s
+        deadline = time.monotonic() + OVER_WITHIN_S
+        while not self._is_over():
+            assert time.monotonic() < deadline, self._describe()
+            if not world.agent.alive() and time.monotonic() > patient_until:
+                world.agent.start()
+            time.sleep(0.05)
+        for process in self._submitters:
+            process.join(30)
+            assert process.exitcode is not None, "a submitter still waits"
+        agent = world.agent_process()
+        allowed = [agent.pid] if agent is not None else []
+        left = lambda: [p for p in world.all_processes() if p not in allowed]
+        wait_for(lambda: left() == [], 20)
+
+    def _is_over(self) -> bool:
+        world = self._world
+        if not all(task.state.final and task.tracked for task in world.store.tasks()):
+            return False
+        statuses = {run.info.status for run in world.client.search_runs(["0"])}
+        return not statuses & {"RUNNING", "SCHEDULED"} and not world.store.leases()
+
+    def _describe(self) -> str:
+        tasks = [(t.run_id, t.state.value, t.attempt, t.message) for t in self._world.store.tasks()]
+        runs = [(r.info.run_id, r.info.status) for r in self._world.client.search_runs(["0"])]
+        log = self._world.agent.log.read_text()[-5000:]
+        return f"{tasks}\n{runs}\n{self._world.store.leases()}\n{log}"
+
+    def _submit(self, what: Submit) -> None:
+        world = self._world
+        self._count += 1
+        params = what.params | {"ledger": world.root / f"ledger-{self._count}"}
+        config = SETTINGS | {"cpu_slots": what.slots}
+        if not what.by_process:
+            run = world.submit(FAULTY, what.entry_point, params, config)
+            self.accepted.append(run.run_id)
+            return
+        arguments = {
+            "uri": str(FAULTY),
+            "entry_point": what.entry_point,
+            "parameters": {name: str(value) for name, value in params.items()},
+            "backend": "rlsched",
+            "backend_config": config,
+            "experiment_id": "0",
+        }
+        log = world.root / "submitter.log"
+        self._submitters.append(submitter.start(world.env, world.folder, log, arguments))
+
+    def _kill(self, kill: Kill) -> None:
+        self._wait_for_moment(kill.moment)
+        time.sleep(kill.delay_s)
+        for pid in self._victims(kill.victim):
+            processes.send([pid], signal.SIGKILL)
+        if kill.restart:
+            self._world.agent.start()
+
+    def _victims(self, kind: str) -> list[int]:
+        submitters = [p.pid for p in self._submitters if p.is_alive() and p.pid is not None]
+        if kind == "submitter":
+            return submitters
+        ours = self._world.all_processes()
+        if kind == "all":
+            return [*submitters, *ours]
+        return [pid for pid in ours if _kind(pid) == kind]
+
+    def _wait_for_moment(self, moment: str) -> None:
+        look = self._looks()[moment]
+        before = look()
+        deadline = time.monotonic() + MOMENT_WITHIN_S
+        while not look() - before and time.monotonic() < deadline and moment != "any":
+            time.sleep(0.001)
+
+    def _looks(self) -> dict[str, Callable[[], set[Hashable]]]:
+        """What can be seen of each moment; something new is its sign."""
+        runs = self._world.home / "runs"
+        return {
+            "any": set,
+            "claimed": lambda: {(t.run_id, t.attempt) for t in self._world.store.tasks()},
+            "launched": lambda: set(runs.glob("*/attempts/*/attempt.json")),
+            "saving": lambda: set(runs.glob("*/checkpoints/.*")),
+            "ending": lambda: set(runs.glob("*/attempts/*/exit.json")) | set(self._done()),
+            "submitting": lambda: set((self._world.home / "submissions").glob("*.json")),
+        }
+
+    def _done(self) -> list[Path]:
+        ledgers = self._world.root.glob("ledger-*")
+        return [ledger for ledger in ledgers if " done " in ledger.read_text()]
+
+
+def _kind(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    if b"executors.shim" in command:
+        return "shim"
+    return "agent" if b"quick_agent" in command else "training"
+
