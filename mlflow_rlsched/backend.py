@@ -1,8 +1,8 @@
 """The MLflow project backend: ``mlflow run --backend rlsched``.
 
-MLflow waits for no plugin on the command line and takes a failed run for a success there. So
-there we wait inside ``run``, stream the output, and raise when the run failed. From the Python
-API ``run`` returns at once and MLflow calls ``wait`` if it was asked to.
+MLflow waits for no plugin on the command line and takes a failed run for a success there; after a
+synchronous call from Python it takes a run that was killed for one that failed. So in both cases
+we wait inside ``run``, stream the output, and raise when the run did not finish well.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RlschedBackend(AbstractBackend):
         tracking_uri: str,
         experiment_id: str,
     ) -> RlschedSubmittedRun:
-        """Queue a project run; on the command line, wait for it.
+        """Queue a project run; on the command line and in a synchronous call, wait for it.
 
         Raises:
             ExecutionException: The request is wrong (nothing was queued), or it was waited for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Hashable
@@ -57,10 +56,12 @@ class Havoc:
         for process in self._submitters:
             process.join(30)
             assert process.exitcode is not None, "a submitter still waits"
-        agent = world.agent_process()
-        allowed = [agent.pid] if agent is not None else []
-        left = lambda: [p for p in world.all_processes() if p not in allowed]
-        wait_for(lambda: left() == [], 20)
+        wait_for(lambda: not self._left(), 20)
+
+    def _left(self) -> list[int]:
+        """Processes of the host besides the agent."""
+        agent = self._world.agent_process()
+        return [p for p in self._world.all_processes() if agent is None or p != agent.pid]
 
     def _is_over(self) -> bool:
         world = self._world
@@ -144,4 +145,3 @@ def _kind(pid: int) -> str:
     if b"executors.shim" in command:
         return "shim"
     return "agent" if b"quick_agent" in command else "training"
-

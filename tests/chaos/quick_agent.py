@@ -13,15 +13,15 @@ def argv(files: AgentFiles) -> list[str]:
     return [sys.executable, str(Path(__file__)), files.store]
 
 
-def main(store: str) -> int:
+def main(store: str, idle_timeout_s: str = "60") -> int:
     from mlflow_rlsched.agent import loop, service, tracking
 
     loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S = 0.5, 0.1, 0.5
     service.TICK_S = 0.2
     tracking.FLUSH_S, tracking.POLL_S, tracking.TICK_S = 0.2, 0.5, 0.1
     AgentFiles.argv = argv  # type: ignore[method-assign]
-    return service.run_agent(store, 60.0)
+    return service.run_agent(store, float(idle_timeout_s))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -43,9 +43,7 @@ def start(
     return process
 
 
-def _submit(
-    environ: dict[str, str], folder: Path, log: Path, arguments: dict[str, Any]
-) -> None:
+def _submit(environ: dict[str, str], folder: Path, log: Path, arguments: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)

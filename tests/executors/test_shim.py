@@ -3,85 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
-from mlflow_rlsched import processes, protocol
-from mlflow_rlsched.executors.local import LocalExecutor
+from mlflow_rlsched import processes
 from mlflow_rlsched.filelock import FileLock
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
-    """Poll until the condition is true; its value, or a failure."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
-    return value
-
-
-class Attempt:
-    """A run directory with one attempt, and the executor that runs it."""
-
-    def __init__(self, root: Path) -> None:
-        self.run_dir = root / "run"
-        self.run_dir.mkdir()
-        self.folder = protocol.attempt_dir(self.run_dir, 1)
-        self.executor = LocalExecutor(os.environ)
-        self.locks = root / "locks"
-        self.locks.mkdir()
-        self.agent = root / "agent"
-        self.agent.mkdir()
-        self.agent_argv = ["true"]
-
-    def start(self, *argv: str, grace_s: float = 5.0, **more: object) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RLSCHED_")}
-        protocol.write_json(self.run_dir / "environment.json", environment)
-        values: dict[str, object] = {
-            "run_id": "r",
-            "attempt": 1,
-            "argv": list(argv),
-            "cwd": str(self.run_dir),
-            "env": {"RLSCHED_ATTEMPT_DIR": str(self.folder)},
-            "locks": [{"device": "cpu-0", "amount": 100, "parent": None}],
-            "lock_dir": str(self.locks),
-            "grace_s": grace_s,
-            "parent_attempt_dir": None,
-            "container": None,
-            "agent_argv": self.agent_argv,
-            "agent_dir": str(self.agent),
-        }
-        self.executor.launch(self.run_dir, protocol.AttemptSpec(**{**values, **more}))  # type: ignore[arg-type]
-
-    def ended(self, seconds: float = 20.0) -> protocol.Exit:
-        value = wait_for(lambda: self.executor.ended(self.folder), seconds)
-        assert isinstance(value, protocol.Exit)
-        return value
-
-    def wrote(self, name: str) -> str:
-        path = self.run_dir / name
-        return str(wait_for(lambda: path.exists() and path.read_text()))
-
-    def left(self) -> list[int]:
-        return processes.with_environment("RLSCHED_ATTEMPT_DIR", str(self.folder))
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    value = Attempt(tmp_path)
-    yield value
-    processes.send(value.left(), signal.SIGKILL)
-
-
-def python(code: str) -> tuple[str, str, str]:
-    return sys.executable, "-c", textwrap.dedent(code)
+from tests.executors.attempts import Attempt, python
+from tests.world import wait_for
 
 
 def test_exit_code_and_output_are_kept(attempt: Attempt) -> None:
@@ -139,7 +69,8 @@ def test_daemons_do_not_outlive_the_main_process(attempt: Attempt) -> None:
     attempt.start(
         *python("""
         import os, pathlib, subprocess, sys
-        code = "import os,time,pathlib; os.environ.clear(); pathlib.Path('daemon').write_text(str(os.getpid())); time.sleep(600)"
+        code = "import os, time, pathlib; os.environ.clear(); "
+        code += "pathlib.Path('daemon').write_text(str(os.getpid())); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={})
         while not (pathlib.Path("daemon").exists() and pathlib.Path("daemon").read_text()): pass
         """)
@@ -172,45 +103,6 @@ def test_lock_is_held_exactly_as_long_as_the_attempt(attempt: Attempt) -> None:
     attempt.executor.stop(attempt.folder, "cancelled", 5)
     attempt.ended()
     assert free_amount(attempt.locks, "cpu-0") == 100
-
-
-def test_killed_shim_is_buried_with_all_its_processes(attempt: Attempt) -> None:
-    attempt.start("bash", "-c", "sleep 600 & echo x > up; wait")
-    attempt.wrote("up")
-    shim = attempt.executor.shim(attempt.folder)
-    assert shim is not None
-    shim.signal(signal.SIGKILL)
-    # An agent that did not start the attempt finds the same.
-    attempt.executor = LocalExecutor(os.environ)
-    ending = attempt.ended()
-    assert (ending.code, ending.reason) == (None, "lost")
-    assert attempt.left() == []
-    assert (attempt.folder / "void").exists()
-
-
-def test_late_shim_of_a_void_attempt_gives_up(attempt: Attempt) -> None:
-    attempt.folder.mkdir(parents=True)
-    (attempt.folder / "void").touch()
-    attempt.start("touch", "ran")
-    shim = attempt.executor._shims[attempt.folder]
-    assert shim.wait(20) == 0
-    assert not (attempt.run_dir / "ran").exists()
-
-
-def test_second_shim_of_the_same_attempt_gives_up(attempt: Attempt) -> None:
-    attempt.start("bash", "-c", "echo x >> up; sleep 600")
-    attempt.wrote("up")
-    command = [sys.executable, "-m", "mlflow_rlsched.executors.shim", str(attempt.folder)]
-    assert subprocess.run(command, timeout=20, check=False).returncode == 0
-    assert attempt.wrote("up") == "x\n"
-    attempt.executor.stop(attempt.folder, "cancelled", 0)
-    attempt.ended()
-
-
-def test_attempt_whose_agent_died_before_the_start_is_told_apart(attempt: Attempt) -> None:
-    assert attempt.executor.ended(attempt.folder) == protocol.Exit(
-        1, None, "not_started", "its agent died first"
-    )
 
 
 def test_nested_attempt_ends_with_its_parent(attempt: Attempt, tmp_path: Path) -> None:
@@ -249,3 +141,24 @@ def test_exit_is_written_when_the_disk_is_full(attempt: Attempt) -> None:
     resource.prlimit(shim.pid, resource.RLIMIT_FSIZE, (8192, 8192))
     (attempt.run_dir / "go").touch()
     assert attempt.ended().code == 4
+
+
+def test_attempt_whose_run_directory_was_deleted_ends(attempt: Attempt) -> None:
+    attempt.start("bash", "-c", "echo x > up; sleep 600", cwd="/", grace_s=0.0)
+    wait_for(attempt.left)
+    shim = attempt.executor.shim(attempt.folder)
+    assert shim is not None
+    shutil.rmtree(attempt.run_dir)
+    wait_for(lambda: not shim.alive())
+    assert attempt.left() == []
+
+
+def test_agent_folder_that_was_deleted_is_not_made_anew(attempt: Attempt) -> None:
+    attempt.agent_argv = ["touch", str(attempt.run_dir / "agent")]
+    attempt.agent.rmdir()
+    attempt.start("true")
+    shim = attempt.executor._shims[attempt.folder]
+    assert shim.wait(20) == 0
+    assert not attempt.agent.exists()
+    assert not (attempt.run_dir / "agent").exists()
+    assert attempt.ended().code == 0
