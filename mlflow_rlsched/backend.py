@@ -69,15 +69,17 @@ class RlschedBackend(AbstractBackend):
             contextlib.ExitStack() as shield,
         ):
             run, wait = _submitted(request, signals, shield)
-            wait = command_line is not None if wait is None else wait
-            if not wait and not signals:
-                return run
-            state = run.follow(signals)
+            if wait is None:
+                wait = command_line is not None or bool(backend_config.get("SYNCHRONOUS"))
+            state = run.follow(signals) if wait or signals else None
         if signals and command_line is None:
+            run.cancel()
             signal.raise_signal(signals[0])
+        if state is None:
+            return run
         if state is not State.FINISHED:
-            reason = f": {run.message}" if run.message else ""
-            raise ExecutionException(f"Run (ID '{run.run_id}') {state.value}{reason}")
+            why = f": {run.message}" if run.message else ""
+            raise ExecutionException(f"Run (ID '{run.run_id}') {state.value}{why}")
         _logger.info("=== Run (ID '%s') succeeded ===", run.run_id)
         if command_line is not None and not run.tracked:
             # MLflow would set a tag now, and go on trying for minutes.

@@ -39,7 +39,7 @@ MAX_READ_BYTES = 1024 * 1024
 
 ACTIONS = ("continue", "checkpoint", "stop")
 CAPABILITIES = ("batch_size", "learning_rate", "resume")
-EVENTS = ("hello", "checkpointed", "stopped", "oom", "done", "environment_failed", "nested_run")
+EVENTS = ("hello", "checkpointed", "stopped", "oom", "done", "environment_failed")
 NUMBERS = (
     "time",
     "step",
@@ -156,7 +156,7 @@ class Report:
         numbers: Finite numbers by name, a subset of ``NUMBERS``.
         metrics: Finite values of the training's own metrics (``session.report``).
         nonfinite: Names whose value was NaN or infinite: never passed on, only counted.
-        text: ``message`` of an event (a reason, a run id), at most 2,000 characters.
+        text: ``message`` of an event (a reason), at most 2,000 characters.
     """
 
     event: str | None = None

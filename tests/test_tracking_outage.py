@@ -45,7 +45,7 @@ def test_a_server_that_hangs_holds_nobody_up(world: World, server: TrackingServe
     asked = time.monotonic()
     other = world.submit(FAULTY, "script", {"steps": 5})
     assert world.over(other.run_id).state is State.FINISHED
-    assert time.monotonic() - asked < 20
+    assert time.monotonic() - asked < 25
     agent = world.agent_process()
     assert agent is not None
     agent.signal(signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,9 +16,10 @@ from mlflow.entities import Metric
 
 from mlflow_rlsched.agent.loop import SAMPLE_S
 from mlflow_rlsched.store import State, Task
-from tests.world import FAULTY, World, empty_tracking_store, wait_for
+from tests.world import FAULTY, World, make_tracking_database, wait_for
 
-SAMPLED = "system/cpu_utilization_percentage"
+# Not a reading of the processes, which are left out before they start and after they end.
+SAMPLED = "system/network_receive_megabytes"
 
 
 class TrackingServer:
@@ -37,7 +37,7 @@ class TrackingServer:
             self._port = probe.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
-        shutil.copy(empty_tracking_store(), folder / "mlflow.db")
+        make_tracking_database(folder / "mlflow.db", "mlflow-artifacts:/0")
 
     def start(self) -> None:
         """Start unless it runs, and wait until it answers."""
@@ -49,10 +49,12 @@ class TrackingServer:
             *("--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db"),
             *("--artifacts-destination", str(self._folder / "artifacts")),
         ]
-        quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        # A server belongs to no world, and outlives those that use it.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("RLSCHED_", "MLFLOW_"))}
+        env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
         with open(self._folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                command, env=os.environ | quick, stdout=log, stderr=log, start_new_session=True
+                command, env=env, stdout=log, stderr=log, start_new_session=True
             )
         wait_for(self._answers, 120)
 

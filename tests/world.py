@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -41,12 +43,19 @@ def wait_for(condition: Callable[[], T], seconds: float = 30.0) -> T:
 
 
 @functools.cache
-def empty_tracking_store() -> Path:
+def _empty_tracking_store() -> Path:
     """A tracking store as MLflow makes it, made once: its migrations take seconds."""
     path = Path(tempfile.mkdtemp(prefix="rlsched-test-")) / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{path}").search_experiments(max_results=1)
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     return path
+
+
+def make_tracking_database(path: Path, artifacts: str) -> None:
+    """A tracking database without runs, whose default experiment has its artifacts there."""
+    shutil.copy(_empty_tracking_store(), path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE experiments SET artifact_location = ?", (artifacts,))
 
 
 class World:
@@ -81,7 +90,7 @@ class World:
             if not k.startswith(("RLSCHED_", "MLFLOW_")) and k != "CUDA_VISIBLE_DEVICES"
         } | ours
         self._store: Store | None = None
-        shutil.copy(empty_tracking_store(), self.folder / "mlflow.db")
+        make_tracking_database(self.folder / "mlflow.db", f"file://{self.folder}/mlruns/0")
 
     @property
     def store(self) -> Store:

@@ -140,7 +140,7 @@ class Agent:
             with _contained(task.run_id):
                 self._adopt(task)
         for task in self._store.untracked(self._host):
-            self._teller.over(task, None)
+            self._teller.over(task)
 
     def _adopt(self, task: Task) -> None:
         """Look after a running attempt from now on."""
@@ -202,20 +202,16 @@ class Agent:
             elif ending.state is State.FINISHED:
                 self._pool.proved({device.id for device in supervised.devices})
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
-            self._tell_ended(task.run_id, supervised.retry_run_id)
+            self._tell_if_over(task.run_id)
         del self._running[supervised.run_id]
 
-    def _tell_ended(self, run_id: str, retry_run_id: str | None = None) -> None:
-        """Tell MLflow of a run whose attempt, or whose waiting, ended."""
+    def _tell_if_over(self, run_id: str) -> None:
+        """Tell MLflow that a task is over, if it is."""
         task = self._store.get(run_id)
-        if task is None:
-            return
-        if task.state.final:
+        if task is not None and task.state.final:
             self._configs.pop(run_id, None)
             self._waiting.forget(run_id)
-            self._teller.over(task, retry_run_id)
-        elif retry_run_id is not None:
-            self._teller.retry_failed(task, retry_run_id)
+            self._teller.over(task)
 
     # Waiting tasks
 
@@ -251,7 +247,7 @@ class Agent:
         if ending is None:
             return self._waiting.is_ready(task)
         if self._store.end_queued(task.run_id, ending, time.time()):
-            self._tell_ended(task.run_id)
+            self._tell_if_over(task.run_id)
         return False
 
     def _end_of_waiting(self, task: Task, config: RunConfig) -> Ending | None:
@@ -291,7 +287,7 @@ class Agent:
             text = f"the run directory {task.spec.run_dir} cannot be used: {error}"
             ending = Ending(State.FAILED, "start_failed", text)
             self._store.end_attempt(task.run_id, attempt.number, ending, time.time())
-            self._tell_ended(task.run_id)
+            self._tell_if_over(task.run_id)
             return
         devices = ",".join(share.device for share in attempt.devices)
         _logger.info("run %s, attempt %d: started on %s", task.run_id, attempt.number, devices)

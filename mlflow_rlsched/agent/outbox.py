@@ -28,9 +28,11 @@ class Message:
     Attributes:
         run_id: The run.
         kind: ``metrics`` (``[[key, value, timestamp_ms, step], …]``), ``tags``
-            (``{key: value}``), ``status`` (``{"status", "of": run id}``), ``final``
-            (``{"status", "end_time_ms", "tags", "also": [run ids]}``; the run's files are
-            uploaded with it) or ``artifacts`` (``{}``: only upload them).
+            (``{key: value}``), ``status`` (``{"status"}``), ``retries_over``
+            (``{"attempt"}``: the nested runs of the attempts up to this one failed), ``final``
+            (``{"status", "end_time_ms", "tags", "attempt"}``; the run's files are uploaded
+            with it, and if an attempt is named, its nested run ends like it) or ``artifacts``
+            (``{}``: only upload them).
         body: JSON, as said.
         id: Place in the outbox; 0 before it is there.
     """

@@ -80,7 +80,6 @@ class Supervised:
         self.samples = task.samples
         self.progress = Progress()
         self.can: frozenset[str] | None = None
-        self.retry_run_id: str | None = None
         self.stopping: str | None = None
         self.device_lost: str | None = None
         self._events: dict[str, str] = {}
@@ -109,8 +108,6 @@ class Supervised:
                 self.can = report.can
             elif report.event is not None:
                 self._events[report.event] = report.text
-            if report.event == "nested_run":
-                self.retry_run_id = report.text
             self.progress.nonfinite += len(report.nonfinite)
             self.progress.numbers.update(report.numbers)
             if "loss" in report.numbers:

@@ -92,6 +92,8 @@ class Sampler:
             seconds = times.user + times.system
             used += seconds - before.get(key, seconds)
             self._cpu_seconds[key] = seconds
+        if not memory:
+            return {}  # it has just ended: zeros would be the last that is seen of it
         return {
             CPU_METRIC: min(100.0, 100 * used / elapsed / self._cores),
             "system/system_memory_usage_megabytes": memory / _MEGA,

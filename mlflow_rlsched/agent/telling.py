@@ -23,12 +23,14 @@ class Teller:
 
     def waiting(self, task: Task) -> None:
         """A task waits for another attempt."""
+        self._retries_over(task, task.attempt)
         self._status(task.run_id, "SCHEDULED")
         tags = {"rlsched.state": task.state.value, "rlsched.exit_reason": task.exit_reason}
         self._tracker.put(task.run_id, "tags", tags)
 
     def running(self, task: Task, attempt: Attempt) -> None:
         """An attempt runs."""
+        self._retries_over(task, attempt.number - 1)
         self._status(task.run_id, "RUNNING")
         tags = {
             "rlsched.state": task.state.value,
@@ -47,12 +49,8 @@ class Teller:
         points = [[name, value, now_ms, step] for name, value in metrics.items()]
         self._tracker.put(task.run_id, "metrics", points)
 
-    def retry_failed(self, task: Task, retry_run_id: str) -> None:
-        """The nested run of an attempt that is over while its task is not."""
-        self._tracker.put(task.run_id, "status", {"of": retry_run_id, "status": "FAILED"})
-
-    def over(self, task: Task, retry_run_id: str | None) -> None:
-        """A task is over, and with it the nested run of its last attempt, if it had one."""
+    def over(self, task: Task) -> None:
+        """A task is over."""
         tags = {
             "rlsched.state": task.state.value,
             "rlsched.exit_reason": task.exit_reason,
@@ -67,9 +65,18 @@ class Teller:
                 "status": _STATUS[task.state],
                 "end_time_ms": int(1000 * (task.ended_at or time.time())),
                 "tags": tags,
-                "also": [retry_run_id] if retry_run_id is not None else [],
+                "attempt": task.attempt if _may_have_nested_runs(task) else None,
             },
         )
 
     def _status(self, run_id: str, status: str) -> None:
-        self._tracker.put(run_id, "status", {"of": run_id, "status": status})
+        self._tracker.put(run_id, "status", {"status": status})
+
+    def _retries_over(self, task: Task, attempt: int) -> None:
+        if attempt > 1 and _may_have_nested_runs(task):
+            self._tracker.put(task.run_id, "retries_over", {"attempt": attempt})
+
+
+def _may_have_nested_runs(task: Task) -> bool:
+    """Whether an attempt may have had other parameters than those that the run holds."""
+    return task.batch_size is not None

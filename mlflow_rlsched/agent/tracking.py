@@ -61,6 +61,21 @@ class _Backoff:
     retry_at: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Delivery:
+    """A run, its tracking URI and its submitter's environment."""
+
+    task: Task
+    uri: str
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, task: Task) -> _Delivery:
+        environment = protocol.read_json(Path(task.spec.run_dir) / "environment.json") or {}
+        uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
+        return cls(task, uri, environment)
+
+
 class Tracker(threading.Thread):
     """Delivers what the loop wants tracking servers to know.
 
@@ -158,21 +173,27 @@ class Tracker(threading.Thread):
     def _deliver_all(self) -> bool:
         """One call for each run; whether there may be more to deliver at once."""
         more = False
-        for run_id in self._outbox.runs():
+        for delivery in self._deliveries():
             if self._stop_at is not None and time.monotonic() > self._stop_at:
                 return False
+            more |= self._deliver(delivery)
+        return more
+
+    def _deliveries(self) -> list[_Delivery]:
+        """Runs of which something is to be told, those of silent servers last."""
+        deliveries = []
+        for run_id in self._outbox.runs():
             task = self._store.get(run_id)
             if task is None:
                 _logger.warning("run %s is not in the store: its messages are dropped", run_id)
                 self._outbox.forget(run_id)
             else:
-                more |= self._deliver(task)
-        return more
+                deliveries.append(_Delivery.of(task))
+        return sorted(deliveries, key=lambda delivery: delivery.uri in self._backoffs)
 
-    def _deliver(self, task: Task) -> bool:
+    def _deliver(self, delivery: _Delivery) -> bool:
         """The next call for a run; whether another one may follow at once."""
-        environment = _environment(task)
-        uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
+        task, uri = delivery.task, delivery.uri
         backoffs = [self._backoffs[key] for key in (uri, task.run_id) if key in self._backoffs]
         if any(time.monotonic() < backoff.retry_at for backoff in backoffs):
             return False
@@ -181,7 +202,7 @@ class Tracker(threading.Thread):
         messages = _batch(self._outbox.of(task.run_id), MAX_BATCH >> failures)
         if not messages:
             return False
-        with acting_for(environment):
+        with acting_for(delivery.environment):
             try:
                 self._send(self._client(uri), task, messages)
             except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
@@ -203,7 +224,9 @@ class Tracker(threading.Thread):
 
         kind, body = messages[0].kind, messages[0].body
         if kind == "status":
-            client.update_run(body["of"], status=body["status"])
+            client.update_run(task.run_id, status=body["status"])
+        elif kind == "retries_over":
+            _end_retries(client, task, body["attempt"], "FAILED")
         elif kind == "artifacts":
             _upload(client, task)
         elif kind == "final":
@@ -226,8 +249,8 @@ class Tracker(threading.Thread):
         except Exception as error:  # noqa: BLE001 - artifact stores raise all kinds
             _logger.warning("run %s: its upload is put off: %s", task.run_id, redacted(error))
             self._outbox.put([Message(task.run_id, "artifacts", {})])
-        for other in body["also"]:
-            client.set_terminated(other, body["status"], body["end_time_ms"])
+        if body["attempt"] is not None:
+            _end_retries(client, task, body["attempt"], body["status"])
 
     def _failed(self, task: Task, uri: str, messages: list[Message], error: Exception) -> bool:
         """Back off, or drop what will never be taken; whether to go on at once."""
@@ -300,12 +323,12 @@ class Tracker(threading.Thread):
             task = self._store.get(run_id)
             if task is None:
                 continue
-            environment = _environment(task)
-            uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
+            watched = _Delivery.of(task)
+            uri = watched.uri
             if uri in self._backoffs:
                 continue
             try:
-                with acting_for(environment):
+                with acting_for(watched.environment):
                     run = self._run(self._client(uri), run_id)
             except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
                 if _is_unreachable(error):
@@ -336,14 +359,22 @@ def _batch(messages: list[Message], limit: int) -> list[Message]:
     return batch
 
 
-def _environment(task: Task) -> Mapping[str, Any]:
-    return protocol.read_json(Path(task.spec.run_dir) / "environment.json") or {}
-
-
 def _upload(client: Any, task: Task) -> None:
     run_dir = Path(task.spec.run_dir)
     if run_dir.is_dir():
         upload(client, task.run_id, run_dir)
+
+
+def _end_retries(client: Any, task: Task, attempt: int, status: str) -> None:
+    """End the nested runs of attempts with changed parameters, up to ``attempt``.
+
+    They are searched for: a training that was killed at once could tell nobody of its own.
+    """
+    query = f"tags.mlflow.parentRunId = '{task.run_id}'"
+    for run in client.search_runs([task.spec.experiment_id], query):
+        number = int(run.data.tags.get("rlsched.attempt", attempt + 1))
+        if number <= attempt and run.info.end_time is None:
+            client.set_terminated(run.info.run_id, status if number == attempt else "FAILED")
 
 
 def _is_hopeless(client: Any, run_id: str, message: Message, backoff: _Backoff) -> bool:

@@ -22,7 +22,7 @@ from mlflow.utils.virtualenv import _get_mlflow_virtualenv_root, _get_virtualenv
 from mlflow_rlsched.filelock import FileLock
 
 _PROGRAMS = {"virtualenv": "pyenv", "uv": "uv"}
-_COMPLAINT = re.compile(r"\s*(error:|cause:|python-build:)", re.IGNORECASE)
+_COMPLAINT = re.compile(r"(error:|cause:|python-build:)", re.IGNORECASE)
 _LONGEST = 300
 
 
@@ -89,10 +89,14 @@ def why_not(error: Exception, manager: str, output: Path) -> str:
             "installed; install it or choose another one with --env-manager"
         )
     if isinstance(error, ShellCommandException) and output.exists():
-        said = output.read_text(errors="replace").splitlines()
-        lines = [line.strip() for line in said if _COMPLAINT.match(line)]
+        said = _lines(output.read_text(errors="replace"))
+        lines = [line for line in said if _COMPLAINT.match(line)] or said[-1:]
     else:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = _lines(str(error))
     if not lines:
         return type(error).__name__
     return " … ".join(dict.fromkeys([lines[0][:_LONGEST], lines[-1][:_LONGEST]]))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -104,12 +104,12 @@ def _changed_run(plan: dict[str, Any], folder: Path) -> str:
         "mlflow.source.type": "PROJECT",
         "mlflow.project.entryPoint": plan["entry_point"],
         "mlflow.project.backend": "rlsched",
+        "rlsched.attempt": folder.name,
     }
     nested = client.create_run(plan["experiment_id"], tags=tags)
     run_id: str = nested.info.run_id
     client.log_batch(run_id, params=[Param(k, v) for k, v in plan["recorded_params"].items()])
     client.set_tag(plan["run_id"], "rlsched.retry_run_id", run_id)
-    _report(folder, {"event": "nested_run", "message": run_id})
     return run_id
 
 

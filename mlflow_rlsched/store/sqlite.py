@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,6 +74,19 @@ def refuse_network(path: Path, mounts: Path) -> None:
         )
 
 
+def _make(path: Path) -> os.stat_result:
+    """Make an empty database readable by its user alone, unless there is one."""
+    # One that exists is not opened here: to close any descriptor of a file drops the locks of all
+    # SQLite connections that this process has to it, and another process then takes away the log.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return os.stat(path)
+
+
 class SqliteDatabase:
     """A SQLite file that several threads and processes use at once.
 
@@ -95,9 +109,7 @@ class SqliteDatabase:
         try:
             refuse_network(self.path, MOUNTS)
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._file = os.fstat(descriptor)
-            os.close(descriptor)
+            self._file = _make(self.path)
         except OSError as error:
             raise StoreError(f"store {self.path}: {error.strerror}: {REMEDY}") from error
         self._engine = create_engine(

@@ -66,9 +66,9 @@ def announced(tracking_uri: str, experiment_id: str) -> Iterator[Announcement]:
     announcement = Announcement(submission, submissions_dir() / submission)
     record = announcement.folder.with_suffix(".json")
     lock = FileLock(announcement.folder.with_suffix(".lock"))
-    lock.acquire()
     try:
         # Locked before it is written: an agent takes a record without a lock for abandoned.
+        lock.acquire()
         protocol.write_json(
             record,
             {

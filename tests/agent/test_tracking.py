@@ -26,7 +26,12 @@ from mlflow_rlsched.store import Ending, State
 from tests.task_specs import make_spec
 from tests.world import World, wait_for
 
-FINAL = {"status": "FINISHED", "end_time_ms": 1_700_000_999_000, "tags": {"a": "b"}, "also": []}
+FINAL = {
+    "status": "FINISHED",
+    "end_time_ms": 1_700_000_999_000,
+    "tags": {"a": "b"},
+    "attempt": None,
+}
 
 
 def points(first: int, count: int = 1, key: str = "m") -> list[list[Any]]:
@@ -55,7 +60,12 @@ class Desk:
         uri = uri or self.world.tracking_uri
         environment["MLFLOW_TRACKING_URI"] = uri
         protocol.write_json(run_dir / "environment.json", environment)
-        spec = make_spec(run_id, tracking_uri="http://127.0.0.1:9", run_dir=str(run_dir))
+        spec = make_spec(
+            run_id,
+            experiment_id=experiment,
+            tracking_uri="http://127.0.0.1:9",
+            run_dir=str(run_dir),
+        )
         self.world.store.submit(spec, 0, time.time())
         self.world.store.end_queued(run_id, Ending(State.FINISHED, "finished", ""), time.time())
         return run_id
@@ -125,7 +135,7 @@ class Front:
 
 def test_everything_arrives_in_order(desk: Desk) -> None:
     run_id = desk.run()
-    desk.tracker.put(run_id, "status", {"of": run_id, "status": "RUNNING"})
+    desk.tracker.put(run_id, "status", {"status": "RUNNING"})
     desk.tracker.put(run_id, "tags", {"x": "1"})
     desk.tracker.put(run_id, "metrics", points(0, 3))
     desk.tracker.put(run_id, "tags", {"x": "2", "y": ""})
@@ -214,6 +224,21 @@ def test_a_server_out_of_order_loses_nothing_and_delays_nobody(
     assert desk.tracker.gone == set()
 
 
+def test_runs_of_a_silent_server_come_last(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told elsewhere waits for the call that is under way, not for another one."""
+    monkeypatch.setitem(tracking._HTTP, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    front = Front(None)
+    desk.tracker.put(desk.run(f"http://{front.address}"), "final", FINAL)
+    desk.tracker.start()
+    wait_for(lambda: len(front.tokens) > 1)
+    calls = len(front.tokens)
+    for run_id in [desk.run() for _ in range(5)]:
+        desk.tracker.put(run_id, "final", FINAL)
+        wait_for(lambda run_id=run_id: desk.tracked(run_id))
+    assert len(front.tokens) - calls < 8
+    front.close()
+
+
 def test_a_deleted_run_is_noticed_and_its_messages_are_dropped(desk: Desk) -> None:
     run_id = desk.run()
     desk.world.client.delete_run(run_id)
@@ -235,13 +260,32 @@ def test_a_run_that_its_server_never_had_is_gone(desk: Desk) -> None:
     wait_for(lambda: run_id in desk.tracker.gone)
 
 
-def test_a_deleted_nested_run_does_not_take_its_parent_along(desk: Desk) -> None:
-    parent, nested = desk.run(), desk.run()
-    desk.world.client.delete_run(nested)
-    desk.tracker.put(parent, "status", {"of": nested, "status": "FAILED"})
-    desk.tracker.put(parent, "final", {**FINAL, "also": [nested]})
+def test_the_nested_runs_of_attempts_end_with_them(desk: Desk) -> None:
+    client = desk.world.client
+    parent = desk.run()
+
+    def nested(**tags: str) -> str:
+        tags = {f"rlsched.{name}": text for name, text in tags.items()}
+        run = client.create_run("0", tags={"mlflow.parentRunId": parent, **tags})
+        return str(run.info.run_id)
+
+    deleted, second, third, theirs = (
+        nested(attempt="1"),
+        nested(attempt="2"),
+        nested(attempt="3"),
+        nested(),
+    )
+
+    def statuses() -> list[str]:
+        return [desk.world.run_of(run_id).info.status for run_id in (second, third, theirs)]
+
+    client.delete_run(deleted)
     desk.tracker.start()
+    desk.tracker.put(parent, "retries_over", {"attempt": 2})
+    wait_for(lambda: statuses() == ["FAILED", "RUNNING", "RUNNING"])
+    desk.tracker.put(parent, "final", {**FINAL, "attempt": 3})
     wait_for(lambda: desk.tracked(parent))
+    assert statuses() == ["FAILED", "FINISHED", "RUNNING"]
     assert desk.world.run_of(parent).info.status == "FINISHED"
     assert desk.tracker.gone == set()
 
@@ -256,7 +300,7 @@ def test_artifacts_that_cannot_be_uploaded_come_later(desk: Desk) -> None:
     wait_for(lambda: desk.tracked(run_id))
     assert desk.world.run_of(run_id).info.status == "FINISHED"
     # What a resumed run has to tell does not wait for the artifacts of its first life.
-    desk.tracker.put(run_id, "status", {"of": run_id, "status": "RUNNING"})
+    desk.tracker.put(run_id, "status", {"status": "RUNNING"})
     wait_for(lambda: desk.world.run_of(run_id).info.status == "RUNNING")
     wait_for(lambda: [m.kind for m in desk.outbox.of(run_id)] == ["artifacts"])
     place.unlink()
@@ -282,7 +326,7 @@ def test_a_replay_after_a_kill_changes_nothing(desk: Desk) -> None:
     run_id = desk.run()
     desk.outbox.put(
         [
-            Message(run_id, "status", {"of": run_id, "status": "RUNNING"}),
+            Message(run_id, "status", {"status": "RUNNING"}),
             Message(run_id, "metrics", points(0, 600)),
             Message(run_id, "metrics", points(600, 600)),
             Message(run_id, "tags", {"x": "1"}),

@@ -15,6 +15,7 @@ from tests.world import FAULTY, World, wait_for
 
 MOMENT_WITHIN_S = 0.7
 OVER_WITHIN_S = 90.0
+START_WITHIN_S = 2.0
 SETTINGS = {"retry_delays_s": [0.05], "max_retries": 1000, "grace_s": 0.5}
 
 
@@ -46,13 +47,15 @@ class Havoc:
     def see_to_the_end(self, patience_s: float) -> None:
         """Wait until all is over; start an agent where none is, as a person would."""
         world = self._world
-        patient_until = time.monotonic() + patience_s
+        start_at = time.monotonic() + patience_s
         deadline = time.monotonic() + OVER_WITHIN_S
         while not self._is_over():
-            assert time.monotonic() < deadline, self._describe()
-            if not world.agent.alive() and time.monotonic() > patient_until:
+            now = time.monotonic()
+            assert now < deadline, self._describe()
+            if not world.agent.alive() and now > start_at:
                 world.agent.start()
-            time.sleep(0.05)
+                start_at = now + START_WITHIN_S
+            time.sleep(0.1)
         for process in self._submitters:
             process.join(30)
             assert process.exitcode is not None, "a submitter still waits"
@@ -67,8 +70,10 @@ class Havoc:
         world = self._world
         if not all(task.state.final and task.tracked for task in world.store.tasks()):
             return False
+        if world.store.leases():
+            return False
         statuses = {run.info.status for run in world.client.search_runs(["0"])}
-        return not statuses & {"RUNNING", "SCHEDULED"} and not world.store.leases()
+        return not statuses & {"RUNNING", "SCHEDULED"}
 
     def _describe(self) -> str:
         tasks = [(t.run_id, t.state.value, t.attempt, t.message) for t in self._world.store.tasks()]
@@ -114,17 +119,18 @@ class Havoc:
         return [pid for pid in ours if _kind(pid) == kind]
 
     def _wait_for_moment(self, moment: str) -> None:
+        if moment == "any":
+            return
         look = self._looks()[moment]
         before = look()
         deadline = time.monotonic() + MOMENT_WITHIN_S
-        while not look() - before and time.monotonic() < deadline and moment != "any":
-            time.sleep(0.001)
+        while not look() - before and time.monotonic() < deadline:
+            time.sleep(0.001 if moment == "saving" else 0.005)
 
     def _looks(self) -> dict[str, Callable[[], set[Hashable]]]:
         """What can be seen of each moment; something new is its sign."""
         runs = self._world.home / "runs"
         return {
-            "any": set,
             "claimed": lambda: {(t.run_id, t.attempt) for t in self._world.store.tasks()},
             "launched": lambda: set(runs.glob("*/attempts/*/attempt.json")),
             "saving": lambda: set(runs.glob("*/checkpoints/.*")),

@@ -70,7 +70,7 @@ def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(seed)
     events: list[Submit | Kill] = []
-    for kill in [_kill(rng) for _ in range(rng.randint(3, 6))]:
+    for kill in [_kill(rng) for _ in range(rng.randint(2, 5))]:
         events.append(kill)
     for submission in [_submit(rng) for _ in range(rng.randint(1, 2))]:
         events.insert(rng.randint(0, len(events) - 1), submission)
@@ -96,6 +96,6 @@ def _submit(rng: random.Random, by_process: bool = False) -> Submit:
 
 
 def _kill(rng: random.Random) -> Kill:
-    victim = rng.choice(["training", "training", "shim", "shim", "agent", "agent", "all"])
+    victim = rng.choice(["training", "training", "shim", "shim", "agent", "all"])
     moment = rng.choice(list(MOMENTS))
     return Kill(victim, moment, rng.uniform(0, MOMENTS[moment]), rng.random() < 0.5)

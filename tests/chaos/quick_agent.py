@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+from mlflow_rlsched.agent import service
 from mlflow_rlsched.daemon import AgentFiles
 
 
@@ -13,12 +15,20 @@ def argv(files: AgentFiles) -> list[str]:
     return [sys.executable, str(Path(__file__)), files.store]
 
 
-def main(store: str, idle_timeout_s: str = "60") -> int:
-    from mlflow_rlsched.agent import loop, service, tracking
+class QuickService(service.Service):
+    """What it uses is loaded by now, as late as in any agent."""
 
-    loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S = 0.5, 0.1, 0.5
-    service.TICK_S = 0.2
-    tracking.FLUSH_S, tracking.POLL_S, tracking.TICK_S = 0.2, 0.5, 0.1
+    def __init__(self, *arguments: Any) -> None:
+        from mlflow_rlsched.agent import loop, tracking
+
+        super().__init__(*arguments)
+        service.TICK_S = 0.2
+        loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S = 0.5, 0.1, 0.5
+        tracking.FLUSH_S, tracking.POLL_S, tracking.TICK_S = 0.2, 0.5, 0.1
+
+
+def main(store: str, idle_timeout_s: str = "60") -> int:
+    service.Service = QuickService  # type: ignore[misc]
     AgentFiles.argv = argv  # type: ignore[method-assign]
     return service.run_agent(store, float(idle_timeout_s))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.projects import load_project
+from mlflow.utils.process import ShellCommandException
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.executors import environments
@@ -146,6 +147,42 @@ def test_no_uv_is_said_in_one_sentence(place: Place, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("pyenv")
+@pytest.mark.parametrize(
+    ("manager", "output", "sentence"),
+    [
+        (
+            "virtualenv",
+            "Collecting nothing\nERROR: Could not find a version that satisfies nothing==1\n"
+            "ERROR: No matching distribution found for nothing==1\n\n[notice] A new release\n",
+            "ERROR: Could not find a version that satisfies nothing==1 … "
+            "ERROR: No matching distribution found for nothing==1",
+        ),
+        (
+            "virtualenv",
+            "python-build: definition not found: 3.99.9\n\nSee all available versions with\n",
+            "python-build: definition not found: 3.99.9",
+        ),
+        (
+            "uv",
+            "error: No solution found when resolving dependencies\n  cause: Because nothing was "
+            "not found\n\nhint: Packages were unavailable\n",
+            "error: No solution found when resolving dependencies … "
+            "cause: Because nothing was not found",
+        ),
+        ("uv", "Using Python 3.11\nKilled\n", "Killed"),
+    ],
+)
+def test_what_commands_complain_of_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, output: str, sentence: str
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    path = tmp_path / "output.log"
+    path.write_text(output)
+    error = ShellCommandException("Non-zero exit code: 1\nCommand: ['bash', '-c', '…']")
+    assert environments.why_not(error, manager, path) == sentence
+
+
 # One at a time, none half-made
 
 
@@ -174,6 +211,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from mlflow.projects import load_project
+from mlflow.utils.process import ShellCommandException
 from mlflow_rlsched.executors import environments
 folder = Path(sys.argv[1])
 project = load_project(str(folder))

@@ -20,6 +20,7 @@ from mlflow_rlsched.store import State
 from tests import programs
 from tests.gpu.conftest import PROJECT, GpuHost
 from tests.stubs import docker, nvml
+from tests.world import wait_for
 
 MLPROJECT = f"""
 name: boxed
@@ -36,6 +37,8 @@ entry_points:
 
 @pytest.fixture
 def engine(gpus: GpuHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[docker.Docker]:
+    gpus.world.agent.start()  # which knows nothing of the submitter's engine
+    wait_for(gpus.world.agent.alive)
     with docker.running() as engine:
         monkeypatch.setenv("DOCKER_HOST", engine.host)
         monkeypatch.setenv("PATH", str(engine.bin_dir), prepend=":")

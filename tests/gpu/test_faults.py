@@ -52,7 +52,7 @@ def test_a_device_in_use_by_strangers_is_not_offered_and_said_to_be_so(gpus: Gpu
         runs = [gpus.submit() for _ in range(2)]
         assert gpus.devices_of(runs[0].run_id) == [nvml.uuid(2)]
         who = f"(pid {stranger.pid}) of "
-        queue = wait_for(lambda: said(gpus, "queue", who))
+        queue = wait_for(lambda: said(gpus, "queue", who), 60)
         assert f"device {nvml.uuid(1)} is not offered: used by processes not visible" in queue
         devices = said(gpus, "devices", who)
         assert "used by processes not visible from here, 8.0 GiB" in devices

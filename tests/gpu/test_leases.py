@@ -160,12 +160,13 @@ def test_two_stores_never_share_a_device(gpus: GpuHost, tmp_path: Path) -> None:
     with closing(open_store(other_url)) as other:
         assert gpus.devices_of(first.run_id) != gpus.devices_of(theirs.run_id)
         late = gpus.submit()
-        wait_for(lambda: "held by a task of another store" in gpus.world.rlsched("queue").stdout)
+        elsewhere = "held by a task of another store"
+        wait_for(lambda: elsewhere in gpus.world.rlsched("queue").stdout, 60)
         assert gpus.world.task(late.run_id).state is State.QUEUED
         assert "held by another store" in gpus.world.rlsched("devices").stdout
         (gpus.seen_dir / f"{theirs.run_id}.go").touch()
         assert gpus.devices_of(late.run_id) == gpus.devices_of(theirs.run_id)
-        wait_for(lambda: [t.state for t in other.tasks()] == [State.FINISHED])
+        wait_for(lambda: [t.state for t in other.tasks()] == [State.FINISHED], 60)
     for run in (first, late):
         gpus.let_go(run.run_id)
 

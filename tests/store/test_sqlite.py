@@ -7,6 +7,8 @@ import resource
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -67,6 +69,21 @@ def test_close_gives_every_descriptor_back(store: Store, path: Path) -> None:
     store.close()
     links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
     assert not [link for link in links if link.startswith(str(path))]
+
+
+def test_another_process_that_closes_the_store_leaves_us_the_log(store: Store, path: Path) -> None:
+    """The last to close removes the log; who opened the store twice must not pass for closed."""
+    store.submit(make_spec("ours"), 0, now=1.0)
+    open_store(f"sqlite:///{path}").close()
+    code = (
+        "import sys; from mlflow_rlsched.store import open_store; store = open_store(sys.argv[1])\n"
+        "assert store.request_cancel('ours', 'theirs'); store.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True)
+    assert Path(f"{path}-wal").exists()
+    task = store.get("ours")
+    assert task is not None
+    assert task.cancel_by == "theirs"
 
 
 def test_connections_are_durable_and_check_references(store: Store) -> None:

@@ -132,6 +132,8 @@ def _environment(options: list[tuple[str, str | None]]) -> dict[str, str]:
     for line in lines:
         key, _, text = line.partition("=")
         env[key] = text
+    # A container's processes are not the user's, who could else find and kill them by this.
+    env.pop("RLSCHED_ATTEMPT_DIR", None)
     return env
 
 
