@@ -1,175 +1,259 @@
 """The first run, told: a real training, killed in the middle, and how it recovers.
 
-Everything it makes is in ``.demo`` in the repository's root and made anew each time. What it
-shows comes from the store and from MLflow, as `rlsched show` and the MLflow UI show it.
+Everything that it makes is in ``.demo`` in the repository's root, and is made anew each time.
+What it shows comes from the store and from MLflow, as `rlsched show` and the MLflow UI show it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import mlflow
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mlflow_rlsched import processes
+from mlflow_rlsched.filelock import FileLock
 
-ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / ".demo"
+ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+KEPT = ("RLSCHED_LOCK_DIR", "RLSCHED_CPU_SLOTS")
+"""Variables about the host: its devices are shared with whatever else runs on it."""
+
+KILL_AFTER = 0.4
+EPOCH = re.compile(r"epoch (\d+): val_loss ([\d.]+), val_accuracy ([\d.]+)")
+LINES_OF_A_FAILURE = 15
+END_WITHIN_S = 60.0
+
 console = Console(width=min(100, Console().width), highlight=False)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained: the epochs are chosen for some 40 seconds."""
+
+    epochs: int
+    width: int
+
+
+FULL = Size(epochs=40, width=64)
+ON_A_GPU = Size(epochs=1000, width=64)
+QUICK = Size(epochs=150, width=16)
 
 
 class Demo:
     """One training and what became of it.
 
     Args:
-        epochs: Epochs to train.
-        width: Channels of the network's first layer.
+        folder: Where everything is put.
     """
 
-    def __init__(self, epochs: int, width: int) -> None:
-        self.epochs = epochs
-        self.width = width
-        self.uri = f"sqlite:///{FOLDER}/mlflow.db"
-        self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("RLSCHED_", "MLFLOW_"))},
-            "RLSCHED_HOME": str(FOLDER / "home"),
-            "MLFLOW_TRACKING_URI": self.uri,
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.log = folder / "run.log"
+        self.uri = f"sqlite:///{folder}/mlflow.db"
+        others = {
+            name: value
+            for name, value in os.environ.items()
+            if name in KEPT or not name.startswith(("RLSCHED_", "MLFLOW_"))
         }
+        ours = {
+            "RLSCHED_HOME": str(self.home),
+            "MLFLOW_TRACKING_URI": self.uri,
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        }
+        self.env = {**others, **ours}
+        self.epochs_at_the_kill = 0
 
-    def rlsched(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Run an ``rlsched`` command."""
-        return subprocess.run(
-            [BIN / "rlsched", *args], env=self.env, capture_output=True, text=True, check=False
-        )
-
-    def show(self, run_id: str) -> dict[str, Any]:
-        """What ``rlsched show`` says of a run."""
-        value: dict[str, Any] = json.loads(self.rlsched("show", run_id, "--json").stdout)
-        return value
+    def rlsched(self, *args: str) -> str:
+        """Output of an ``rlsched`` command."""
+        command = [str(BIN / "rlsched"), *args]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise click.ClickException(f"`rlsched {' '.join(args)}`: {done.stderr.strip()}")
+        return done.stdout
 
     def clean(self) -> None:
-        """Start from nothing."""
-        if FOLDER.exists():
-            self.rlsched("agent", "stop")
-            shutil.rmtree(FOLDER)
-        FOLDER.mkdir()
+        """Start from nothing: end what an earlier demo left behind, and remove it."""
+        self.end_all()
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
 
-    def train(self) -> str:
-        """Run the project, kill it half way, see it through; returns the run's id."""
-        config = json.dumps({"retry_delays_s": [1]})
-        args = ["-P", f"epochs={self.epochs}", "-P", f"width={self.width}", "--run-name", "demo"]
-        command = ["mlflow", "run", str(ROOT / "projects" / "digits"), "--backend", "rlsched"]
-        console.print(f"[bold]$ {' '.join([*command, *args])}[/]")
+    def end_all(self) -> None:
+        """Leave no process alive: no training, no agent."""
+        deadline = time.monotonic() + END_WITHIN_S
+        processes.end(
+            lambda: processes.with_environment("RLSCHED_HOME", str(self.home)),
+            patient=lambda: time.monotonic() < deadline,
+        )
+
+    def devices(self) -> list[dict[str, Any]]:
+        """The host's devices."""
+        rows: list[dict[str, Any]] = json.loads(self.rlsched("devices", "--json"))["devices"]
+        return rows
+
+    def train(self, size: Size) -> str:
+        """Run the project, kill the training on the way, see it through; the run's id."""
+        parameters = ["-P", f"epochs={size.epochs}", "-P", f"width={size.width}"]
+        command = ["mlflow", "run", "projects/digits", "--backend", "rlsched", *parameters]
+        console.print(f"[bold]$ {' '.join(command)}[/]\n")
         process = subprocess.Popen(
-            [BIN / "mlflow", *command[1:], *args, "--backend-config", config],
+            [
+                *(str(BIN / "mlflow"), "run", str(ROOT / "projects" / "digits")),
+                *("--backend", "rlsched", "--backend-config", '{"retry_delays_s": [1]}'),
+                *(*parameters, "--run-name", "demo"),
+            ],
             env=self.env,
-            cwd=FOLDER,
+            cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # an interrupt is passed on by us
         )
         try:
-            self._follow(process)
-        except KeyboardInterrupt:
+            self._follow(process, size.epochs)
+        except BaseException:
             process.send_signal(signal.SIGINT)
-            process.wait()
+            process.communicate()
             raise
         if process.wait() != 0:
-            raise click.ClickException(f"the run failed; see {FOLDER}/home")
+            last = self.log.read_text().splitlines()[-LINES_OF_A_FAILURE:]
+            raise click.ClickException("\n".join(["the run failed:", *last]))
+        if not self.epochs_at_the_kill:
+            raise click.ClickException("the training was over before it could be killed")
         (run,) = mlflow.MlflowClient(self.uri).search_runs(["0"])
         return str(run.info.run_id)
 
-    def _follow(self, process: subprocess.Popen[str]) -> None:
+    def _follow(self, process: subprocess.Popen[str], epochs: int) -> None:
+        """Show how far the training is, and kill it once."""
         assert process.stdout is not None
-        killed = False
-        for line in process.stdout:
-            if "sqlite" not in line and "mlflow.store" not in line:
-                console.print(f"  [dim]{line.rstrip()}[/]", markup=True)
-            if not killed and line.startswith(f"epoch {self.epochs // 2}:") and self._kill():
-                killed = True
-        if not killed and process.wait() == 0:
-            raise click.ClickException("the training was over before it could be killed")
+        columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as progress, open(self.log, "w") as log:
+            bar = progress.add_task("waiting for a device", total=epochs)
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                match = EPOCH.match(line)
+                if match is None:
+                    continue
+                epoch, _, accuracy = match.groups()
+                text = f"epoch {epoch} of {epochs}, accuracy {accuracy}"
+                progress.update(bar, completed=int(epoch), description=text)
+                if not self.epochs_at_the_kill and int(epoch) > KILL_AFTER * epochs:
+                    pids = self._kill()
+                    if pids:
+                        self.epochs_at_the_kill = int(epoch)
+                        what = f"[bold red]kill -9 {' '.join(map(str, pids))}[/]"
+                        progress.print(f"  {what}  [dim]# the training, after epoch {epoch}[/]")
+                        progress.update(bar, description="killed")
 
-    def _kill(self) -> bool:
-        """kill -9 the training, as soon as it has a checkpoint."""
-        (run_dir,) = (FOLDER / "home" / "runs").iterdir()
-        deadline = time.monotonic() + 30
-        while not any((run_dir / "checkpoints").iterdir()):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        pids = processes.with_environment("RLSCHED_ATTEMPT_DIR", str(run_dir / "attempts" / "1"))
+    def _kill(self) -> list[int]:
+        """kill -9 the training if it has a checkpoint; its processes."""
+        (run_dir,) = (self.home / "runs").iterdir()
+        if not list(run_dir.glob("checkpoints/*/manifest.json")):
+            return []
+        attempt = str(run_dir / "attempts" / "1")
+        pids = processes.with_environment("RLSCHED_ATTEMPT_DIR", attempt)
         processes.send(pids, signal.SIGKILL)
-        console.print(
-            f"\n[bold red]  kill -9 {' '.join(map(str, pids))}[/]  [dim]# the training[/]\n"
-        )
-        return True
+        return pids
 
-    def tell(self, run_id: str) -> None:
-        """The story of the run."""
-        story = self.show(run_id)
-        run = mlflow.MlflowClient(self.uri).get_run(run_id)
-        table = Table("attempt", "devices", "seconds", "ended", title="What happened", expand=True)
-        for attempt in story["attempts"]:
-            table.add_row(
-                str(attempt["number"]),
-                ", ".join(device["device"] for device in attempt["devices"]),
-                f"{attempt['ended_at'] - attempt['started_at']:.0f}",
-                attempt["message"] or attempt["reason"],
-            )
-        console.print(table)
+    def tell(self, run_id: str, epochs: int) -> None:
+        """The story of the run; an error when it is not the one that it should be."""
+        story = json.loads(self.rlsched("show", run_id, "--json"))
         client = mlflow.MlflowClient(self.uri)
-        epochs = [point.step for point in client.get_metric_history(run_id, "val_accuracy")]
+        run = client.get_run(run_id)
+        trained = [point.step for point in client.get_metric_history(run_id, "val_accuracy")]
         system = sorted(name for name in run.data.metrics if name.startswith("system/"))
-        samples = client.get_metric_history(run_id, system[0])
-        again = sum(line.startswith("epoch ") for line in self._output(run_id)) - self.epochs
-        times = "once" if sorted(set(epochs)) == epochs else "NOT once"
-        console.print(
-            f"MLflow says [bold]{run.info.status}[/]: validation accuracy "
-            f"[bold]{run.data.metrics['val_accuracy']:.4f}[/] after {self.epochs} epochs.\n"
-            f"Epochs trained again after the kill: [bold]{max(0, again)}[/]; "
-            f"the history has each of the {len(epochs)} epochs {times}.\n"
-            f"{len(system)} system metrics, {len(samples)} samples each, over both attempts."
-        )
-        console.print("\n[bold]Look at it[/]")
-        for line in (
-            f"RLSCHED_HOME={FOLDER}/home {BIN}/rlsched show {run_id[:8]}",
-            f"cd {FOLDER} && {BIN}/mlflow ui --backend-store-uri {self.uri}",
-            f"then open http://127.0.0.1:5000/#/experiments/0/runs/{run_id}",
+        samples = [point.step for point in client.get_metric_history(run_id, "rlsched/gpus")]
+        console.print(_attempts(story["attempts"]))
+        if (
+            run.info.status != "FINISHED"
+            or [attempt["reason"] for attempt in story["attempts"]] != ["killed", "finished"]
+            or trained != list(range(1, epochs + 1))
+            or not system
         ):
-            console.print(f"  {line}", soft_wrap=True)
-        if sorted(set(epochs)) != list(range(1, self.epochs + 1)) or len(story["attempts"]) < 2:
-            raise click.ClickException("the history is not what it should be")
+            raise click.ClickException(f"this is not how it should have ended: see {self.folder}")
+        twice = sum(1 for line in self.log.read_text().splitlines() if EPOCH.match(line)) - epochs
+        kept = self.epochs_at_the_kill - max(0, twice)
+        console.print(
+            f"  [bold green]{run.info.status}[/]: loss {run.data.metrics['loss']:.4f}, validation "
+            f"accuracy [bold]{run.data.metrics['val_accuracy']:.1%}[/] after {epochs} epochs\n"
+            f"  {kept} of the {self.epochs_at_the_kill} epochs before the kill were kept; MLflow "
+            f"has each of the {epochs} epochs once\n"
+            f"  {len(system)} system metrics, {len(samples)} samples each, over both attempts\n"
+        )
+        ui, _, page = str(story["mlflow"]).partition(", then ")
+        lines = (
+            f"{BIN}/{ui}",
+            f"  {page}",
+            f"RLSCHED_HOME={shlex.quote(str(self.home))} {BIN}/rlsched show {run_id[:8]}",
+        )
+        console.print("[bold]Look at it[/]")
+        for line in lines:
+            console.print(f"  {escape(line)}", soft_wrap=True)
 
-    def _output(self, run_id: str) -> list[str]:
-        return self.rlsched("logs", run_id).stdout.splitlines()
+
+def _attempts(attempts: list[dict[str, Any]]) -> Table:
+    table = Table("attempt", "devices", "started", "seconds", "how it ended", expand=True)
+    for attempt in attempts:
+        table.add_row(
+            str(attempt["number"]),
+            ", ".join(device["device"] for device in attempt["devices"]),
+            time.strftime("%H:%M:%S", time.localtime(attempt["started_at"])),
+            f"{attempt['ended_at'] - attempt['started_at']:.0f}",
+            attempt["message"] or attempt["reason"],
+        )
+    return table
 
 
 @click.command(help=__doc__)
-@click.option("--epochs", default=100, show_default=True, help="Epochs to train.")
-@click.option("--width", default=32, show_default=True, help="Channels of the first layer.")
-def main(epochs: int, width: int) -> None:
+@click.option("--quick", is_flag=True, help="Train a smaller network.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=ROOT / ".demo",
+    help="Where to put everything, instead of .demo.",
+)
+def main(quick: bool, folder: Path) -> None:
     """Run the demo."""
-    demo = Demo(epochs, width)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    demo = Demo(folder.absolute())
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(demo.folder / "lock")
+    if not lock.acquire():
+        raise click.ClickException(f"another demo runs in {demo.folder}")
     demo.clean()
     try:
-        run_id = demo.train()
-        demo.tell(run_id)
+        devices = demo.devices()
+        kind = "CPU slot" if devices[0]["kind"] == "cpu" else "GPU"
+        console.print(f"This host has {len(devices)} {kind}{'s' * (len(devices) != 1)}.")
+        size = QUICK if quick else FULL if kind == "CPU slot" else ON_A_GPU
+        demo.tell(demo.train(size), size.epochs)
     except KeyboardInterrupt:
         raise click.Abort from None
     finally:
-        demo.rlsched("agent", "stop")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        demo.end_all()
 
 
 if __name__ == "__main__":

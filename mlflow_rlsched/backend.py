@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import sys
 from typing import Any
@@ -27,7 +26,7 @@ from mlflow_rlsched.signals import collecting, handling, postponing
 from mlflow_rlsched.store import State, StoreError
 from mlflow_rlsched.submission import Request, submit
 from mlflow_rlsched.submission.errors import reason
-from mlflow_rlsched.waiting import RlschedSubmittedRun
+from mlflow_rlsched.waiting import RlschedSubmittedRun, call_agent
 
 _logger = logging.getLogger("mlflow.rlsched")  # below MLflow's own, so that it is shown
 
@@ -107,7 +106,9 @@ def _submitted(
         try:
             task, config = submit(request, hold_signals_back)
             run = RlschedSubmittedRun(task, config)
-            _call_agent(AgentFiles(config.store))
+            agent = AgentFiles(config.store)
+            agent.held.unlink(missing_ok=True)
+            call_agent(agent)
         except ExecutionException:
             raise
         except (ConfigError, CpuSlotsError, StoreError, LockError) as error:
@@ -124,14 +125,6 @@ def _submitted(
             ) from error
         _logger.info("=== Run '%s' is queued ===", task.run_id)
     return run, config.wait
-
-
-def _call_agent(agent: AgentFiles) -> None:
-    """Wake the store's agent, or start one; inside a scheduled run its shim does that."""
-    agent.held.unlink(missing_ok=True)
-    if "RLSCHED_ATTEMPT_DIR" not in os.environ:
-        agent.start()
-    agent.wake()
 
 
 def _command_line() -> click.Context | None:

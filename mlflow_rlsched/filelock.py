@@ -50,12 +50,12 @@ class FileLock:
 
     def acquire(self) -> bool:
         """Take the lock, making the file if absent; False when it is held elsewhere."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not acquire(descriptor, 0, 1):
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        return True
+        # Kept at once, so that ``release`` finds it when an interrupt comes now.
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if acquire(self._descriptor, 0, 1):
+            return True
+        self.release()
+        return False
 
     def release(self) -> None:
         """Give the lock back; the file stays."""

@@ -22,6 +22,7 @@ from mlflow_rlsched.devices.demand import demand
 from mlflow_rlsched.output import OutputFollower
 from mlflow_rlsched.signals import collecting
 from mlflow_rlsched.store import State, StoreError, StoreGone, Task, open_store
+from mlflow_rlsched.submission.errors import reason
 
 _logger = logging.getLogger("mlflow.rlsched")  # below MLflow's own, so that it is shown
 
@@ -129,7 +130,8 @@ class RlschedSubmittedRun(SubmittedRun):
                     break
             elif task.state is State.QUEUED and now > why_at:
                 why_at = float("inf")
-                self._say_why_it_waits(task)
+                with contextlib.suppress(StoreError):
+                    self._say_why_it_waits(task)
             keeper.look(now)
             if not more:
                 time.sleep(POLL_S)
@@ -160,7 +162,8 @@ class RlschedSubmittedRun(SubmittedRun):
         data = self._output.read()
         number = self._output.attempt
         if number > max(before, self._first_attempt):
-            self._say_why_again(number)
+            with contextlib.suppress(StoreError):
+                self._say_why_again(number)
         self._echo.write(data)
         return bool(data)
 
@@ -222,24 +225,32 @@ class Echo:
                 os.close(nowhere)
 
 
+def call_agent(agent: AgentFiles) -> None:
+    """Wake the store's agent, or start one; inside a scheduled run its shim does that."""
+    try:
+        if "RLSCHED_ATTEMPT_DIR" not in os.environ:
+            agent.start()
+        agent.wake()
+    except OSError as error:
+        _logger.warning("=== No agent can be started: %s ===", reason(error))
+
+
 class _Keeper:
-    """Keeps an agent alive while somebody waits; within a scheduled run its shim does that."""
+    """Keeps an agent alive while somebody waits."""
 
     def __init__(self, agent: AgentFiles) -> None:
         self._agent = agent
         self._starts = 0
         self._next = time.monotonic() + AGENT_CHECK_S
-        if "RLSCHED_ATTEMPT_DIR" in os.environ:
-            self._next = float("inf")
 
     def look(self, now: float) -> None:
-        if now < self._next:
+        if now < self._next or "RLSCHED_ATTEMPT_DIR" in os.environ:
             return
         self._next = now + AGENT_CHECK_S
         if self._agent.alive():
             self._starts = 0
             return
-        self._agent.start()
+        call_agent(self._agent)
         self._starts += 1
         if self._starts == AGENT_STARTS:
             _logger.warning(

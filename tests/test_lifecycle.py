@@ -190,30 +190,6 @@ def test_everything_killed_at_once_is_repaired_by_the_next_agent(world: World) -
     assert world.training_processes() == []
 
 
-def test_interrupted_submission_leaves_no_run_behind(world: World) -> None:
-    """kill -9 of the submitting process right after it made the MLflow run."""
-    code = """
-import os, mlflow
-def die(*_, **__): os.kill(os.getpid(), 9)
-mlflow.MlflowClient.update_run = die
-mlflow.projects.run(os.environ["PROJECT"], backend="rlsched", synchronous=False)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**world.env, "PROJECT": str(FAULTY)},
-        cwd=world.folder,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == -9
-    (orphan,) = world.client.search_runs(["0"])
-    assert orphan.info.status in ("RUNNING", "SCHEDULED")
-    world.submit(FAULTY, "script", QUICK).wait()
-    wait_for(lambda: world.run_of(orphan.info.run_id).info.status == "FAILED", 60)
-    tags = world.run_of(orphan.info.run_id).data.tags
-    assert tags["rlsched.exit_reason"] == "submission_failed"
-
-
 def test_nested_run_shares_its_parents_devices(world: World, tmp_path: Path) -> None:
     project = tmp_path / "outer"
     project.mkdir()

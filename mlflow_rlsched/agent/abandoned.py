@@ -57,4 +57,6 @@ def _end(store: Store, client: Any, experiment_id: str, submission: str) -> None
             client.set_tag(run_id, "rlsched.exit_reason", "submission_failed")
             client.set_tag(run_id, "rlsched.message", "the submitting process was killed")
             client.set_terminated(run_id, "FAILED")
+            if task is None:
+                shutil.rmtree(submissions_dir().parent / "runs" / run_id, ignore_errors=True)
             _logger.info("run %s: its submission was killed; FAILED", run_id)

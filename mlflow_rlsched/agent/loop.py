@@ -85,7 +85,8 @@ class Agent:
             self._tracker.start()
             self._has_taken_over = True
         ended = self._supervise()
-        drained = self._pool.drain({(s.run_id, s.number) for s in self._running.values()})
+        running = self._store.tasks([State.RUNNING], self._host)
+        drained = self._pool.drain({(task.run_id, task.attempt) for task in running})
         self._every(REGISTER_S, self._register)
         self._every(SAMPLE_S, self._sample)
         at_once = woken or ended or drained or self.pause_s(PASS_S) == 0.0

@@ -9,6 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from mlflow_rlsched.store import StoreError
+
 _METADATA = sa.MetaData()
 _MESSAGES = sa.Table(
     "messages",
@@ -44,15 +46,28 @@ class Message:
 
 
 class Outbox:
-    """Messages in the order in which they were put, on disk until they are delivered."""
+    """Messages in the order in which they were put, on disk until they are delivered.
+
+    Args:
+        path: The file, made if absent.
+
+    Raises:
+        StoreError: The file cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
         self._engine = sa.create_engine(
             f"sqlite:///{path}", poolclass=sa.pool.NullPool, connect_args={"timeout": 30}
         )
-        with self._engine.begin() as connection:
-            connection.execute(sa.text("PRAGMA journal_mode=WAL"))
-        _METADATA.create_all(self._engine)
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(sa.text("PRAGMA journal_mode=WAL"))
+            _METADATA.create_all(self._engine)
+        except sa.exc.DatabaseError as error:
+            raise StoreError(
+                f"outbox {path}: {error.orig}: free some space if the disk is full, else move it "
+                "away (what it still had to tell tracking servers is lost then)"
+            ) from error
 
     def put(self, messages: Sequence[Message]) -> None:
         """Add messages in one transaction."""

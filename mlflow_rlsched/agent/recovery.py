@@ -135,7 +135,9 @@ def decide(
         jitter: Factor on the retry delay; by default random within ``JITTER``, so that tasks that
             died together do not come back together.
     """
-    reason, message = classify(evidence)
+    reason, text = classify(evidence)
+    # Trainings print anything, and not every database takes it.
+    message = "".join(character if character.isprintable() else " " for character in text)
     code = evidence.exit.code
     if reason == "finished":
         return Ending(State.FINISHED, reason, message, code)

@@ -32,13 +32,18 @@ LEFTOVER_GRACE_S = 5.0
 _TICK_S = 1.0
 _AGENT_CHECK_S = 5.0
 _RESERVED_BYTES = 8192
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def _adopt_orphans(wanted: bool) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
 
 
 class Shim:
@@ -118,6 +123,9 @@ class Shim:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                # When the shim is killed, the training shall not run on unwatched until the next
+                # agent finds what is left of it.
+                preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         self._main = child.pid
         child.returncode = 0  # reaped below with all the others, not by Popen

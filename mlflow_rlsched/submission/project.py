@@ -62,7 +62,8 @@ def fetch(uri: str, version: str | None, target: Path) -> Source:
     try:
         if local.is_dir():
             if version is None and not _is_bare(local):
-                return Source(_below(local, subdirectory, uri), local)
+                folder = _below(local, subdirectory, uri)
+                return Source(folder, folder)
             return _clone_local(local.resolve(), version, subdirectory, uri, target)
         if project_utils._is_zip_uri(location):
             if version is not None:
@@ -75,8 +76,10 @@ def fetch(uri: str, version: str | None, target: Path) -> Source:
             raise ExecutionException(f"There is no project folder {local}")
         branch = _clone_remote(location, version, target)
         return Source(_below(target, subdirectory, uri), branch=branch)
-    except GitError as error:
-        raise ExecutionException(f"Cannot fetch the project {redacted(uri)}: {error}") from None
+    except (GitError, OSError) as error:
+        raise ExecutionException(
+            f"Cannot fetch the project {redacted(uri)}: {reason(error)}"
+        ) from None
 
 
 def _below(folder: Path, subdirectory: str, uri: str) -> Path:
@@ -206,6 +209,10 @@ class Project:
             found = spec.get_entry_point(entry_point)
         except yaml.YAMLError as error:
             raise ExecutionException(f"{_file(source)} is not valid YAML: {_at(error)}") from None
+        except OSError as error:
+            raise ExecutionException(
+                f"The project in {source.folder} cannot be read: {reason(error)}"
+            ) from None
         except UnicodeDecodeError:
             raise ExecutionException(f"{_file(source)} is not UTF-8 text") from None
         except (AttributeError, TypeError):

@@ -33,7 +33,7 @@ class Request:
         """The user's parameters as texts."""
         return {str(name): str(value) for name, value in self.params.items()}
 
-    def environment(self) -> dict[str, Any]:
+    def project_env(self) -> dict[str, Any]:
         """How MLflow shall prepare the project: its reserved keys, less the secret one."""
         names = ("ENV_MANAGER", "DOCKER_ARGS", "STORAGE_DIR", "build_image")
         values = {name: self.backend_config.get(name) for name in names}

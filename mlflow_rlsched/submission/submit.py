@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from mlflow.entities import Run
 
@@ -58,10 +57,13 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
             shield()
             announcement.pending = True
             try:
-                run = resumed or client.create_run(
-                    request.experiment_id, tags=tags, run_name=request.run_name
-                )
-                task = _queue(store, client, run, tags if resumed else None, spec, announcement)
+                if resumed is not None:
+                    run = resumed
+                    tracking.take_up(client, run.info.run_id, tags)
+                else:
+                    run = client.create_run(request.experiment_id, None, tags, request.run_name)
+                    tracking.begin(client, run.info.run_id, spec.recorded_params)
+                task = _queue(store, run, spec, announcement)
             except BaseException as error:
                 with contextlib.suppress(Exception):  # or else the next agent does it
                     made = tracking.give_up(
@@ -105,7 +107,7 @@ def _checked(
         params=parameters.given,
         recorded_params=recorded,
         command=command(request, project, parameters),
-        project_env=request.environment(),
+        project_env=request.project_env(),
         docker=bool(project.spec.docker_env),
         executable=sys.executable,
         device_limit=limit,
@@ -117,20 +119,9 @@ def _checked(
     return spec, config, tracking.tags_of(request, config, source, parent, announcement.id)
 
 
-def _queue(
-    store: Store,
-    client: Any,
-    run: Run,
-    resumed_tags: Mapping[str, str] | None,
-    spec: TaskSpec,
-    announcement: Announcement,
-) -> Task:
+def _queue(store: Store, run: Run, spec: TaskSpec, announcement: Announcement) -> Task:
     """Give the run its directory and its task."""
     run_id = run.info.run_id
-    if resumed_tags is not None:
-        tracking.take_up(client, run_id, resumed_tags)
-    else:
-        tracking.begin(client, run_id, spec.recorded_params)
     run_dir = run_directory(run_id)
     settle(announcement.folder, run_dir)
     work_dir = spec.work_dir

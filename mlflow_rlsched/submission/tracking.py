@@ -122,9 +122,9 @@ def _first_use(uri: str) -> Iterator[None]:
     folder = home() / "locks"
     folder.mkdir(exist_ok=True, mode=0o700)
     lock = FileLock(folder / hashlib.sha256(uri.encode()).hexdigest()[:16])
-    while not lock.acquire():
-        time.sleep(0.05)
     try:
+        while not lock.acquire():
+            time.sleep(0.05)
         yield
     finally:
         lock.release()

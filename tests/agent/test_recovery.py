@@ -161,6 +161,11 @@ def test_user_error_tells_the_last_line_of_the_output() -> None:
     assert message == "it exited with code 3: ValueError: no such column"
 
 
+def test_message_of_a_task_holds_printable_text_only() -> None:
+    ending = decide(task(), config(), ended(3, output="ValueError: \x00\x1b[31mno\udcff"), NOW)
+    assert ending.message == "it exited with code 3: ValueError:   [31mno "
+
+
 def test_cancellation_tells_by_whom() -> None:
     ending = decide(task(cancel_by="ada"), config(), ended(143, "cancelled"), NOW)
     assert ending.message == "cancelled by ada"

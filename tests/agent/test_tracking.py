@@ -22,7 +22,7 @@ from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import tracking
 from mlflow_rlsched.agent.outbox import Message, Outbox
 from mlflow_rlsched.agent.tracking import Tracker
-from mlflow_rlsched.store import Ending, State
+from mlflow_rlsched.store import Ending, State, StoreError
 from tests.task_specs import make_spec
 from tests.world import World, wait_for
 
@@ -438,3 +438,10 @@ def test_what_is_put_before_the_stop_is_on_disk(desk: Desk) -> None:
     desk.tracker.stop(1)
     assert not desk.tracker.is_alive()
     assert [m.kind for m in Outbox(Path(desk.world.root / "outbox.db")).of(run_id)] == ["metrics"]
+
+
+def test_an_outbox_that_is_damaged_is_said_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"not a database: free some space .* move it away"):
+        Outbox(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Hashable
+from datetime import datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Havoc:
     def wreak(self, plan: Plan) -> None:
         """Submit and kill."""
         for event, pause in zip(plan.events, plan.pauses, strict=True):
+            print(f"{datetime.now():%H:%M:%S.%f} {event}")  # shown when the test fails
             if isinstance(event, Submit):
                 self._submit(event)
             else:
@@ -46,13 +48,15 @@ class Havoc:
 
     def see_to_the_end(self, patience_s: float) -> None:
         """Wait until all is over; start an agent where none is, as a person would."""
+        print(f"{datetime.now():%H:%M:%S.%f} see to the end")
         world = self._world
-        start_at = time.monotonic() + patience_s
+        start_at = time.monotonic() + (patience_s if self._has_keepers() else 0.0)
         deadline = time.monotonic() + OVER_WITHIN_S
         while not self._is_over():
             now = time.monotonic()
             assert now < deadline, self._describe()
             if not world.agent.alive() and now > start_at:
+                print(f"{datetime.now():%H:%M:%S.%f} start an agent")
                 world.agent.start()
                 start_at = now + START_WITHIN_S
             time.sleep(0.1)
@@ -60,6 +64,10 @@ class Havoc:
             process.join(30)
             assert process.exitcode is not None, "a submitter still waits"
         wait_for(lambda: not self._left(), 20)
+
+    def _has_keepers(self) -> bool:
+        """Whether something lives that starts an agent where there is none."""
+        return bool(self._victims("shim") + self._victims("submitter"))
 
     def _left(self) -> list[int]:
         """Processes of the host besides the agent."""

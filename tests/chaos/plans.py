@@ -58,7 +58,8 @@ class Plan:
     Attributes:
         events: In their order.
         pauses: Seconds after each event.
-        patience_s: Seconds that a dead agent is left to shims and waiting submitters at the end.
+        patience_s: Seconds that a dead agent is left to shims and waiting submitters at the end, if
+            there are any.
     """
 
     events: tuple[Submit | Kill, ...]

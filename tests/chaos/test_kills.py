@@ -18,7 +18,6 @@ def _submitters() -> None:
 def survive(world: World, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(AgentFiles, "argv", quick_agent.argv)
     plan = plans.draw(seed)
-    print(*plan.events, sep="\n")
     havoc = Havoc(world)
     havoc.wreak(plan)
     havoc.see_to_the_end(plan.patience_s)

@@ -143,6 +143,15 @@ def test_exit_is_written_when_the_disk_is_full(attempt: Attempt) -> None:
     assert attempt.ended().code == 4
 
 
+def test_training_does_not_outlive_a_killed_shim(attempt: Attempt) -> None:
+    attempt.start("sleep", "600")
+    (training,) = wait_for(attempt.left)
+    shim = attempt.executor.shim(attempt.folder)
+    assert shim is not None
+    shim.signal(signal.SIGKILL)
+    wait_for(lambda: processes.Identity.of(training) is None)
+
+
 def test_attempt_whose_run_directory_was_deleted_ends(attempt: Attempt) -> None:
     attempt.start("bash", "-c", "echo x > up; sleep 600", cwd="/", grace_s=0.0)
     wait_for(attempt.left)

@@ -1,0 +1,84 @@
+"""``make demo``, with a smaller network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from mlflow_rlsched import processes
+from tests.world import ROOT, wait_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    value = tmp_path / "demo"
+    yield value
+    processes.end(lambda: alive(value), patient=lambda: False)
+
+
+def alive(folder: Path) -> list[int]:
+    return processes.with_environment("RLSCHED_HOME", str(folder / "home"))
+
+
+def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--quick"]
+    return subprocess.Popen(
+        [*command, "--folder", str(folder)],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_the_training_is_killed_and_recovers(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "left-over").mkdir()
+    demo = start(folder)
+    output, _ = demo.communicate(timeout=240)
+    assert demo.returncode == 0, output
+    for text in (
+        "kill -9",
+        "ended by SIGKILL",
+        "FINISHED",
+        "before the kill were kept",
+        "mlflow ui",
+    ):
+        assert text in output
+    assert alive(folder) == []
+    assert not (folder / "left-over").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_alive(folder: Path, number: int) -> None:
+    demo = start(folder)
+    attempts = folder / "home" / "runs"
+    wait_for(lambda: list(attempts.glob("*/attempts/1/report.jsonl")), 120)
+    second = start(folder)
+    refusal, _ = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert f"another demo runs in {folder}" in refusal
+    demo.send_signal(number)
+    output, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 1, output
+    assert "Aborted!" in output
+    assert "Traceback" not in output
+    assert alive(folder) == []
+    (run,) = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db").search_runs(["0"])
+    assert run.info.status == "KILLED"
+
+
+def test_what_goes_wrong_is_said(folder: Path) -> None:
+    demo = start(folder, RLSCHED_CPU_SLOTS="many")
+    output, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 1
+    assert "RLSCHED_CPU_SLOTS" in output
+    assert "Traceback" not in output
