@@ -48,7 +48,7 @@ def wall_time(place: Host, epochs: int, pairs: int) -> Figure:
     return Figure(
         "wall time of a fixed-policy run / local backend",
         statistics.median(ratios),
-        "×",
+        "times",
         1.03,
         statistics.median(local_times),
         f"projects/digits, one thread, {pairs} pair(s) in turn; baseline: seconds under local",

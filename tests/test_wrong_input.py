@@ -322,7 +322,8 @@ def test_a_store_on_a_network_file_system_is_refused(
     share = os.path.realpath(quiet.root / "share")
     table.write_text(f"30 22 0:40 / {share} rw - nfs4 server:/ rw\n")
     monkeypatch.setattr(sqlite, "MOUNTS", table)
-    with pytest.raises(ExecutionException, match=r"network file system \(nfs4.*local disk") as caught:
+    refused = pytest.raises(ExecutionException, match=r"network file system \(nfs4.*local disk")
+    with refused as caught:
         quiet.submit(FAULTY, config={"store": f"sqlite:///{share}/rlsched.db"})
     assert_one_sentence(str(caught.value))
     assert not os.path.exists(share)

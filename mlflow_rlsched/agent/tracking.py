@@ -23,8 +23,8 @@ from sqlalchemy.exc import OperationalError
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.abandoned import end_abandoned
-from mlflow_rlsched.agent.artifacts import upload
 from mlflow_rlsched.agent.outbox import Message, Outbox
+from mlflow_rlsched.agent.sending import first_call, send
 from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.store import Store, StoreError, Task
 
@@ -136,10 +136,12 @@ class Tracker(threading.Thread):
             self._urgent.clear()
             stopping = self._stop_at
             now = time.monotonic()
+            due, more = more or urgent or now >= deliver_at, False
             try:
-                saved = self._save()
-                if saved and (more or urgent or now >= deliver_at):
-                    more, deliver_at = False, now + FLUSH_S
+                if not self._save():
+                    deliver_at = now
+                elif due:
+                    deliver_at = now + FLUSH_S
                     more = self._deliver_all()
                     deliver_at = min([deliver_at, *self._retries_after(now)])
                 if now >= poll_at and stopping is None:
@@ -199,17 +201,18 @@ class Tracker(threading.Thread):
             return False
         # Smaller and smaller calls find the message that is refused, and suit a slow server.
         failures = max((backoff.failures for backoff in backoffs), default=0)
-        messages = _batch(self._outbox.of(task.run_id), MAX_BATCH >> failures)
+        messages = first_call(self._outbox.of(task.run_id), MAX_BATCH >> failures)
         if not messages:
             return False
         with acting_for(delivery.environment):
             try:
-                self._send(self._client(uri), task, messages)
+                later = send(self._client(uri), task, messages)
             except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
                 return self._failed(task, uri, messages, error)
         self._backoffs.pop(task.run_id, None)
         if self._backoffs.pop(uri, None) is not None:
             _logger.info("the tracking server %s answers again", redacted(uri))
+        self._outbox.put(later)
         self._delivered(task.run_id, messages)
         return True
 
@@ -218,39 +221,6 @@ class Tracker(threading.Thread):
             self._store.mark_tracked(run_id)
             self.gone.discard(run_id)
         self._outbox.delivered(messages)
-
-    def _send(self, client: Any, task: Task, messages: list[Message]) -> None:
-        from mlflow.entities import Metric, RunTag
-
-        kind, body = messages[0].kind, messages[0].body
-        if kind == "status":
-            client.update_run(task.run_id, status=body["status"])
-        elif kind == "retries_over":
-            _end_retries(client, task, body["attempt"], "FAILED")
-        elif kind == "artifacts":
-            _upload(client, task)
-        elif kind == "final":
-            self._send_final(client, task, body)
-        else:
-            metrics = [Metric(*point) for m in messages if m.kind == "metrics" for point in m.body]
-            tags: dict[str, str] = {}
-            for message in messages:
-                if message.kind == "tags":
-                    tags |= message.body
-            entities = [RunTag(*tag) for tag in tags.items()]
-            client.log_batch(task.run_id, metrics=metrics, tags=entities, synchronous=True)
-
-    def _send_final(self, client: Any, task: Task, body: Mapping[str, Any]) -> None:
-        for name, value in body["tags"].items():
-            client.set_tag(task.run_id, name, value)
-        client.set_terminated(task.run_id, body["status"], body["end_time_ms"])
-        try:
-            _upload(client, task)
-        except Exception as error:  # noqa: BLE001 - artifact stores raise all kinds
-            _logger.warning("run %s: its upload is put off: %s", task.run_id, redacted(error))
-            self._outbox.put([Message(task.run_id, "artifacts", {})])
-        if body["attempt"] is not None:
-            _end_retries(client, task, body["attempt"], body["status"])
 
     def _failed(self, task: Task, uri: str, messages: list[Message], error: Exception) -> bool:
         """Back off, or drop what will never be taken; whether to go on at once."""
@@ -339,42 +309,6 @@ class Tracker(threading.Thread):
                 known = run.data.metrics.items()
                 finite = {k: v for k, v in known if abs(v) < sys.float_info.max}
                 self.latest[run_id] = finite
-
-
-def _batch(messages: list[Message], limit: int) -> list[Message]:
-    """The first messages that go into one call: metrics and tags together, others alone.
-
-    Artifacts go last: nothing has to wait for them.
-    """
-    messages = sorted(messages, key=lambda message: message.kind == "artifacts")
-    batch: list[Message] = []
-    size = 0
-    for message in messages:
-        if message.kind not in ("metrics", "tags"):
-            return batch or [message]
-        size += len(message.body)
-        if batch and size > limit:
-            break
-        batch.append(message)
-    return batch
-
-
-def _upload(client: Any, task: Task) -> None:
-    run_dir = Path(task.spec.run_dir)
-    if run_dir.is_dir():
-        upload(client, task.run_id, run_dir)
-
-
-def _end_retries(client: Any, task: Task, attempt: int, status: str) -> None:
-    """End the nested runs of attempts with changed parameters, up to ``attempt``.
-
-    They are searched for: a training that was killed at once could tell nobody of its own.
-    """
-    query = f"tags.mlflow.parentRunId = '{task.run_id}'"
-    for run in client.search_runs([task.spec.experiment_id], query):
-        number = int(run.data.tags.get("rlsched.attempt", attempt + 1))
-        if number <= attempt and run.info.end_time is None:
-            client.set_terminated(run.info.run_id, status if number == attempt else "FAILED")
 
 
 def _is_hopeless(client: Any, run_id: str, message: Message, backoff: _Backoff) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_rlsched import protocol
+from mlflow_rlsched import processes, protocol
 from mlflow_rlsched.agent.service import Service
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.filelock import FileLock
@@ -90,7 +90,7 @@ def test_runs_submitted_just_when_the_agent_ends_all_finish(
 ) -> None:
     monkeypatch.setattr(AgentFiles, "argv", lambda files: [*quick_agent.argv(files), "0"])
     rng = random.Random(5)
-    for _ in range(6):
+    for _ in range(4):
         run = world.submit(FAULTY, "script", QUICK)
         assert world.over(run.run_id).state is State.FINISHED
         time.sleep(rng.uniform(0, 0.3))  # the agent ends as soon as it has told all
@@ -183,6 +183,28 @@ def test_claimed_task_whose_agent_died_before_the_launch_is_started(world: World
     assert [a.reason for a in world.store.attempts(run.run_id)] == ["not_started", "finished"]
 
 
+def test_nested_runs_of_killed_attempts_do_not_stay_running(world: World) -> None:
+    """After it ran out of memory a script gets a nested run for each attempt."""
+    params = {**LONG, "batch_size": 64, "fits": 60}
+    settings = {"retry_delays_s": [0], "grace_s": 0}
+    run = world.submit(FAULTY, "script", params, settings)
+
+    def nested(attempt: int) -> str | None:
+        query = f"tags.mlflow.parentRunId = '{run.run_id}'"
+        found = world.client.search_runs(["0"], query)
+        return {r.data.tags["rlsched.attempt"]: r.info.status for r in found}.get(str(attempt))
+
+    wait_for(lambda: nested(2) == "RUNNING", 60)
+    processes.send(world.all_processes(), signal.SIGKILL)
+    wait_for(lambda: not world.agent.alive())
+    world.agent.start()
+    wait_for(lambda: nested(3) == "RUNNING", 60)
+    wait_for(lambda: nested(2) == "FAILED")
+    run.cancel()
+    assert world.over(run.run_id).state is State.KILLED
+    assert [nested(number) for number in (2, 3)] == ["FAILED", "KILLED"]
+
+
 def test_agent_ends_when_its_store_vanished_and_does_not_come_back(world: World) -> None:
     run = world.submit(FAULTY, "script", LONG)
     shim = world.shim_process(world.running(run.run_id))
@@ -202,7 +224,7 @@ def test_agent_ends_when_its_store_vanished_and_does_not_come_back(world: World)
 
 
 def test_run_whose_directory_was_deleted_fails_and_leaves_nothing(world: World) -> None:
-    run = world.submit(FAULTY, "script", LONG, {"grace_s": 0})
+    run = world.submit(FAULTY, "script", LONG, {"grace_s": 0, "retry_delays_s": [0]})
     world.running(run.run_id)
     run_dir = Path(world.task(run.run_id).spec.run_dir)
     shutil.rmtree(run_dir)

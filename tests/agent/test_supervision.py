@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import supervision
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.config import find_knobs, resolve
@@ -116,3 +117,23 @@ def test_evidence_gathers_what_was_said_last(tmp_path: Path) -> None:
     assert (evidence.oom, evidence.done) == ("at batch 64", True)
     assert "last line" in evidence.output
     assert len(evidence.output) <= supervision.OUTPUT_TAIL_BYTES
+
+
+def test_what_was_reported_while_no_agent_lived_is_read_but_is_no_news(tmp_path: Path) -> None:
+    line = {"time": 1.0, "samples": 5, "loss": 9.0, "metrics": {"padding": 1.0, "x" * 900: 1.0}}
+    say(tmp_path, {"event": "hello", "can": ["batch_size"]}, *[line] * 3000)
+    assert (tmp_path / "report.jsonl").stat().st_size > 2 * protocol.MAX_READ_BYTES
+    attempt = supervised(tmp_path)
+    attempt.catch_up()
+    assert attempt.can == {"batch_size"}
+    assert "loss" not in attempt.progress.sample()
+    say(tmp_path, {"time": 2.0, "samples": 15, "loss": 1.0})
+    attempt.observe()
+    assert attempt.progress.sample() == {"loss": 1.0, "throughput": 10.0}
+
+
+def test_success_at_the_end_of_a_long_backlog_is_found(tmp_path: Path) -> None:
+    """The shim died with the agent, hours after an agent last read the reports."""
+    say(tmp_path, *[{"loss": 1.0, "metrics": {"x" * 900: 1.0}}] * 3500, {"event": "done"})
+    assert (tmp_path / "report.jsonl").stat().st_size > 3 * protocol.MAX_READ_BYTES
+    assert supervised(tmp_path).evidence(Exit(1, None, "lost")).done

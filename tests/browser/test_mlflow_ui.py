@@ -57,7 +57,7 @@ def server(world: World) -> Iterator[TrackingServer]:
 
 def trained(world: World) -> Task:
     """A training of the digits, long enough for some samples of its devices."""
-    parameters = ("-P", "epochs=40", "-P", "width=32")
+    parameters = ("-P", "epochs=80", "-P", "width=32")
     command = world.mlflow_run(PROJECTS / "digits", *parameters)
     output, _ = command.communicate(timeout=240)
     assert command.returncode == 0, output
@@ -104,5 +104,5 @@ def test_the_ui_tells_the_story_of_a_run(
     open_tab("Artifacts")
     page.get_by_text("rlsched", exact=True).click()
     page.get_by_text("output.log", exact=True).click()
-    expect(page.get_by_text("epoch 40: val_loss").first).to_be_visible()
+    expect(page.get_by_text("epoch 80: val_loss").first).to_be_visible()
     picture("output")
