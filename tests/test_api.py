@@ -209,8 +209,6 @@ def test_secrets_stay_in_files_of_their_user(world: World, monkeypatch: pytest.M
     }
     for name, value in {**secrets, "NOT_NAMED": "secret-4"}.items():
         monkeypatch.setenv(name, value)
-    world.locks.chmod(0o1777)
-    os.umask(0o022)
     folder = project(world, None, "import os; print(os.environ['MY_TOKEN'])")
     docker_auth = {"username": "me", "password": "secret-5"}
     run = mlflow.projects.run(

@@ -239,3 +239,16 @@ def test_interrupts_at_any_line_of_the_submission(world: World) -> None:
     assert seen == {(), ("KILLED",)}
     assert world.unfinished() == []
     assert world.training_processes() == []
+
+
+def test_a_store_that_vanishes_is_told(world: World) -> None:
+    process = world.mlflow_run(FAULTY, "-e", "script", "-P", "steps=100000", config={"grace_s": 0})
+    task = only_task(world, State.RUNNING)
+    world.running(task.run_id)
+    for path in world.home.glob("rlsched.db*"):
+        if path.is_file():
+            path.unlink()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was deleted or replaced while it was in use ===" in output.splitlines()[-1]
+    assert "Traceback" not in output

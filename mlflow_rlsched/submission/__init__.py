@@ -6,7 +6,7 @@ locked as long as we live, lets the next agent end the run and remove the files 
 the task is in the store.
 """
 
+from mlflow_rlsched.submission.queueing import submit
 from mlflow_rlsched.submission.request import Request
-from mlflow_rlsched.submission.submit import submit
 
 __all__ = ["Request", "submit"]

@@ -78,7 +78,7 @@ class Havoc:
         world = self._world
         if not all(task.state.final and task.tracked for task in world.store.tasks()):
             return False
-        if world.store.leases():
+        if world.store.leases() or self._records():
             return False
         statuses = {run.info.status for run in world.client.search_runs(["0"])}
         return not statuses & {"RUNNING", "SCHEDULED"}
@@ -143,8 +143,12 @@ class Havoc:
             "launched": lambda: set(runs.glob("*/attempts/*/attempt.json")),
             "saving": lambda: set(runs.glob("*/checkpoints/.*")),
             "ending": lambda: set(runs.glob("*/attempts/*/exit.json")) | set(self._done()),
-            "submitting": lambda: set((self._world.home / "submissions").glob("*.json")),
+            "submitting": self._records,
         }
+
+    def _records(self) -> set[Hashable]:
+        """Submissions that are not complete."""
+        return set((self._world.home / "submissions").glob("*.json"))
 
     def _done(self) -> list[Path]:
         ledgers = self._world.root.glob("ledger-*")
