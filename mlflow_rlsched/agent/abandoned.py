@@ -5,24 +5,25 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.daemon import submissions_dir
 from mlflow_rlsched.filelock import FileLock
-from mlflow_rlsched.store import Store
+from mlflow_rlsched.store import Store, open_store
 
 _logger = logging.getLogger(__name__)
 
 
-def end_abandoned(store: Store, client_for: Callable[[str], Any]) -> None:
+def end_abandoned(client_for: Callable[[str], Any]) -> None:
     """End the MLflow runs of dead submissions, and remove the files that these had prepared.
 
+    Submissions to any store: the one that is on record says whether the task arrived after all.
     What cannot be reached is tried next time.
 
     Args:
-        store: To see whether the task arrived after all.
         client_for: The ``MlflowClient`` of a tracking URI.
     """
     for record in sorted(submissions_dir().glob("*.json")):
@@ -31,8 +32,11 @@ def end_abandoned(store: Store, client_for: Callable[[str], Any]) -> None:
             continue  # that submission lives
         value = protocol.read_json(record)
         try:
-            if value is not None:
-                with acting_for(value["environment"]):
+            if value is not None and "store" in value:  # else no run can have been made
+                with (
+                    closing(open_store(value["store"])) as store,
+                    acting_for(value["environment"]),
+                ):
                     client = client_for(value["environment"]["MLFLOW_TRACKING_URI"])
                     _end(store, client, value["experiment_id"], record.stem)
             shutil.rmtree(record.with_suffix(""), ignore_errors=True)

@@ -288,7 +288,7 @@ class Tracker(threading.Thread):
 
     def _poll(self) -> None:
         """Read the last metrics of the watched runs; end what submitters left behind."""
-        end_abandoned(self._store, self._client)
+        end_abandoned(self._client)
         for run_id in self._watched:
             task = self._store.get(run_id)
             if task is None:

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,24 @@ class Announcement:
         id: Marks its MLflow run (tag ``rlsched.submission``).
         folder: Where the run directory is prepared.
         pending: Whether there may be an MLflow run without a task: the next agent has to look.
+        content: What is on record.
     """
 
     id: str
     folder: Path
     pending: bool = False
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def record(self) -> Path:
+        """The file that is there as long as the submission is not complete."""
+        return self.folder.with_suffix(".json")
+
+    def begin(self, store: str) -> None:
+        """Note that an MLflow run is about to be made whose task will be in this store."""
+        self.content["store"] = store
+        protocol.write_json(self.record, self.content)
+        self.pending = True
 
 
 @contextmanager
@@ -63,25 +76,23 @@ def announced(tracking_uri: str, experiment_id: str) -> Iterator[Announcement]:
     submission = uuid.uuid4().hex
     home().mkdir(mode=0o700, parents=True, exist_ok=True)
     submissions_dir().mkdir(mode=0o700, exist_ok=True)
-    announcement = Announcement(submission, submissions_dir() / submission)
-    record = announcement.folder.with_suffix(".json")
+    environment = {**_environment(()), "MLFLOW_TRACKING_URI": tracking_uri}
+    announcement = Announcement(
+        submission,
+        submissions_dir() / submission,
+        content={"experiment_id": experiment_id, "environment": environment},
+    )
     lock = FileLock(announcement.folder.with_suffix(".lock"))
     try:
         # Locked before it is written: an agent takes a record without a lock for abandoned.
         lock.acquire()
-        protocol.write_json(
-            record,
-            {
-                "experiment_id": experiment_id,
-                "environment": {**_environment(()), "MLFLOW_TRACKING_URI": tracking_uri},
-            },
-        )
+        protocol.write_json(announcement.record, announcement.content)
         announcement.folder.mkdir(mode=0o700)
         yield announcement
     finally:
         shutil.rmtree(announcement.folder, ignore_errors=True)
         if not announcement.pending:
-            record.unlink(missing_ok=True)
+            announcement.record.unlink(missing_ok=True)
             lock.path.unlink(missing_ok=True)
         lock.release()
 

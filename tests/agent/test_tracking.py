@@ -118,7 +118,7 @@ class Front:
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-            do_GET = do_POST = do_PATCH = answer
+            do_GET = do_POST = do_PUT = do_PATCH = answer
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -152,7 +152,7 @@ def test_everything_arrives_in_order(desk: Desk) -> None:
     wait_for(lambda: not desk.outbox.runs())
 
 
-def test_tags_count_in_the_size_of_a_call(desk: Desk) -> None:
+def test_tags_count_in_the_size_of_a_call(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """MLflow takes a thousand metrics and tags together, no more."""
     run_id = desk.run()
     messages = [Message(run_id, "metrics", points(100 * n, 100)) for n in range(10)]
@@ -162,6 +162,7 @@ def test_tags_count_in_the_size_of_a_call(desk: Desk) -> None:
     wait_for(lambda: not desk.outbox.runs())
     assert desk.history(run_id) == list(range(1000))
     assert desk.world.run_of(run_id).data.tags["x"] == "1"
+    assert "cannot deliver" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,16 @@ def test_a_poisoned_message_holds_nothing_up(
     assert desk.world.run_of(bad).info.status == "FINISHED"
     assert f"run {bad}: 1 message(s) (metrics) are dropped" in caplog.text
     assert desk.tracker.gone == set()
+
+
+def test_a_failure_that_may_pass_is_waited_out(desk: Desk) -> None:
+    bad = desk.run()
+    desk.tracker.put(bad, "metrics", [["m", 1.0, 2**70, 0]])
+    desk.tracker.start()
+    for good in [desk.run() for _ in range(3)]:
+        desk.tracker.put(good, "final", FINAL)
+        wait_for(lambda run_id=good: desk.tracked(run_id))
+    assert len(desk.outbox.of(bad)) == 1
 
 
 def test_a_message_that_fails_is_kept_while_the_server_takes_nothing(
@@ -224,18 +235,21 @@ def test_a_server_out_of_order_loses_nothing_and_delays_nobody(
     assert desk.tracker.gone == set()
 
 
-def test_runs_of_a_silent_server_come_last(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told elsewhere waits for the call that is under way, not for another one."""
+def test_runs_of_a_silent_server_come_last(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(tracking._HTTP, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(tracking, "FLUSH_S", 60.0)
+    monkeypatch.setattr(tracking, "BACKOFF_S", (0.5,))
     front = Front(None)
     desk.tracker.put(desk.run(f"http://{front.address}"), "final", FINAL)
     desk.tracker.start()
-    wait_for(lambda: len(front.tokens) > 1)
+    wait_for(lambda: "does not answer" in caplog.text)
+    sound = desk.run()
+    desk.tracker.put(sound, "metrics", points(0))
     calls = len(front.tokens)
-    for run_id in [desk.run() for _ in range(5)]:
-        desk.tracker.put(run_id, "final", FINAL)
-        wait_for(lambda run_id=run_id: desk.tracked(run_id))
-    assert len(front.tokens) - calls < 8
+    wait_for(lambda: len(front.tokens) > calls)
+    assert desk.history(sound) == [0]
     front.close()
 
 
@@ -309,16 +323,23 @@ def test_artifacts_that_cannot_be_uploaded_come_later(desk: Desk) -> None:
     assert log.read_text() == "hello\n"
 
 
+@pytest.mark.parametrize("silent", [False, True])
 def test_artifacts_are_given_up_in_the_end(
-    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, silent: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "ARTIFACT_PATIENCE_S", 0.3)
-    experiment = desk.world.client.create_experiment("elsewhere", "file:///dev/null/nowhere")
+    monkeypatch.setitem(tracking._HTTP, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    front = Front(None)
+    place = f"http://{front.address}/artifacts" if silent else "file:///dev/null/nowhere"
+    experiment = desk.world.client.create_experiment("elsewhere", place)
     run_id = desk.run(experiment=experiment)
     desk.tracker.put(run_id, "final", FINAL)
     desk.tracker.start()
     wait_for(lambda: desk.tracked(run_id) and not desk.outbox.runs())
+    front.close()
     assert "1 message(s) (artifacts) are dropped" in caplog.text
+    assert "does not answer" not in caplog.text
+    assert desk.world.run_of(run_id).info.status == "FINISHED"
 
 
 def test_a_replay_after_a_kill_changes_nothing(desk: Desk) -> None:
