@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import mlflow
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -39,18 +38,18 @@ EPOCH = re.compile(r"epoch (\d+): val_loss ([\d.]+), val_accuracy ([\d.]+)")
 LINES_OF_A_FAILURE = 15
 END_WITHIN_S = 60.0
 
-console = Console(width=min(100, Console().width), highlight=False)
+console = Console(width=min(100, Console().width), highlight=False, record=True)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained: the epochs are chosen for some 40 seconds."""
+    """How much is trained, chosen for half a minute on two cores (a GPU is bound by launches)."""
 
     epochs: int
     width: int
 
 
-FULL = Size(epochs=40, width=64)
+FULL = Size(epochs=30, width=64)
 ON_A_GPU = Size(epochs=1000, width=64)
 QUICK = Size(epochs=150, width=16)
 
@@ -87,6 +86,12 @@ class Demo:
         if done.returncode != 0:
             raise click.ClickException(f"`rlsched {' '.join(args)}`: {done.stderr.strip()}")
         return done.stdout
+
+    def client(self) -> Any:
+        """An ``MlflowClient``; loaded late, since that takes seconds."""
+        from mlflow import MlflowClient
+
+        return MlflowClient(self.uri)
 
     def clean(self) -> None:
         """Start from nothing: end what an earlier demo left behind, and remove it."""
@@ -139,7 +144,7 @@ class Demo:
             raise click.ClickException("\n".join(["the run failed:", *last]))
         if not self.epochs_at_the_kill:
             raise click.ClickException("the training was over before it could be killed")
-        (run,) = mlflow.MlflowClient(self.uri).search_runs(["0"])
+        (run,) = self.client().search_runs(["0"])
         return str(run.info.run_id)
 
     def _follow(self, process: subprocess.Popen[str], epochs: int) -> None:
@@ -178,7 +183,7 @@ class Demo:
     def tell(self, run_id: str, epochs: int) -> None:
         """The story of the run; an error when it is not the one that it should be."""
         story = json.loads(self.rlsched("show", run_id, "--json"))
-        client = mlflow.MlflowClient(self.uri)
+        client = self.client()
         run = client.get_run(run_id)
         trained = [point.step for point in client.get_metric_history(run_id, "val_accuracy")]
         system = sorted(name for name in run.data.metrics if name.startswith("system/"))
@@ -232,7 +237,12 @@ def _attempts(attempts: list[dict[str, Any]]) -> Table:
     default=ROOT / ".demo",
     help="Where to put everything, instead of .demo.",
 )
-def main(quick: bool, folder: Path) -> None:
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Save what it printed as an SVG, too.",
+)
+def main(quick: bool, folder: Path, picture: Path | None) -> None:
     """Run the demo."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -248,6 +258,8 @@ def main(quick: bool, folder: Path) -> None:
         console.print(f"This host has {len(devices)} {kind}{'s' * (len(devices) != 1)}.")
         size = QUICK if quick else FULL if kind == "CPU slot" else ON_A_GPU
         demo.tell(demo.train(size), size.epochs)
+        if picture is not None:
+            console.save_svg(str(picture), title="make demo")
     except KeyboardInterrupt:
         raise click.Abort from None
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -61,7 +62,11 @@ def test_a_run_that_was_to_be_resumed_is_not_left_waiting(world: World) -> None:
     world.over(before.run_id)
     killed_submission(world, "SqlStore.submit", f'{{"resume_run_id": "{before.run_id}"}}')
     assert world.run_of(before.run_id).info.status == "SCHEDULED"
-    world.submit(FAULTY, "script", QUICK)
+    agent = world.agent_process()
+    assert agent is not None
+    agent.signal(signal.SIGTERM)
+    wait_for(lambda: not world.agent.alive(), 60)
+    world.submit(FAULTY, "script", QUICK)  # its new agent looks at once
     wait_for(lambda: world.run_of(before.run_id).info.status == "FAILED", 60)
     again = world.submit(FAULTY, "script", QUICK, {"resume_run_id": before.run_id})
     assert again.wait() is True
@@ -74,3 +79,15 @@ def test_a_run_whose_task_arrived_goes_on(world: World) -> None:
     assert task.state is State.QUEUED
     AgentFiles(world.store_url).start()
     assert world.over(task.run_id).state is State.FINISHED
+
+
+def test_a_run_whose_task_arrived_in_another_store_is_left_alone(world: World) -> None:
+    url = f"sqlite:///{world.root}/other.db"
+    killed_submission(world, "SqlStore.close", f'{{"store": "{url}"}}')
+    (run,) = world.client.search_runs(["0"])
+    assert len(list((world.home / "submissions").glob("*.json"))) == 1
+    world.submit(FAULTY, "script", QUICK)
+    wait_for(lambda: not list((world.home / "submissions").iterdir()), 60)
+    assert world.run_of(run.info.run_id).info.status == "SCHEDULED"
+    AgentFiles(url).start()
+    wait_for(lambda: world.run_of(run.info.run_id).info.status == "FINISHED", 60)

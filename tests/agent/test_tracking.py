@@ -152,19 +152,6 @@ def test_everything_arrives_in_order(desk: Desk) -> None:
     wait_for(lambda: not desk.outbox.runs())
 
 
-def test_tags_count_in_the_size_of_a_call(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """MLflow takes a thousand metrics and tags together, no more."""
-    run_id = desk.run()
-    messages = [Message(run_id, "metrics", points(100 * n, 100)) for n in range(10)]
-    messages.insert(5, Message(run_id, "tags", {"x": "1", "y": "2"}))
-    desk.outbox.put(messages)
-    desk.tracker.start()
-    wait_for(lambda: not desk.outbox.runs())
-    assert desk.history(run_id) == list(range(1000))
-    assert desk.world.run_of(run_id).data.tags["x"] == "1"
-    assert "cannot deliver" not in caplog.text
-
-
 @pytest.mark.parametrize(
     "poison",
     [["not allowed @", 1.0, 1_700_000_000_000, 0], ["m", 1.0, 2**70, 500]],

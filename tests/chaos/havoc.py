@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Hashable
+from contextlib import closing
 from datetime import datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.chaos.plans import Kill, Plan, Submit
 from tests.world import FAULTY, World, wait_for
 
 MOMENT_WITHIN_S = 0.7
+MADE_WITHIN_S = 5.0
 OVER_WITHIN_S = 90.0
 START_WITHIN_S = 2.0
 SETTINGS = {"retry_delays_s": [0.05], "max_retries": 1000, "grace_s": 0.5}
@@ -130,10 +133,11 @@ class Havoc:
         if moment == "any":
             return
         look = self._looks()[moment]
-        before = look()
-        deadline = time.monotonic() + MOMENT_WITHIN_S
+        # A submission that was just started is there already.
+        before = set() if moment == "announced" else look()
+        deadline = time.monotonic() + (MADE_WITHIN_S if moment == "made" else MOMENT_WITHIN_S)
         while not look() - before and time.monotonic() < deadline:
-            time.sleep(0.001 if moment == "saving" else 0.005)
+            time.sleep(0.001 if moment in ("saving", "made") else 0.005)
 
     def _looks(self) -> dict[str, Callable[[], set[Hashable]]]:
         """What can be seen of each moment; something new is its sign."""
@@ -143,12 +147,18 @@ class Havoc:
             "launched": lambda: set(runs.glob("*/attempts/*/attempt.json")),
             "saving": lambda: set(runs.glob("*/checkpoints/.*")),
             "ending": lambda: set(runs.glob("*/attempts/*/exit.json")) | set(self._done()),
-            "submitting": self._records,
+            "announced": self._records,
+            "made": self._runs,
         }
 
     def _records(self) -> set[Hashable]:
         """Submissions that are not complete."""
         return set((self._world.home / "submissions").glob("*.json"))
+
+    def _runs(self) -> set[Hashable]:
+        """MLflow runs; MLflow's own client is too slow to catch the moment after one is made."""
+        with closing(sqlite3.connect(self._world.folder / "mlflow.db")) as connection:
+            return {row[0] for row in connection.execute("SELECT run_uuid FROM runs")}
 
     def _done(self) -> list[Path]:
         ledgers = self._world.root.glob("ledger-*")

@@ -11,10 +11,10 @@ MOMENTS = {
     "launched": 0.3,
     "saving": 0.004,
     "ending": 0.03,
+    "announced": 0.5,
+    "made": 0.03,
 }
 """What is waited for before a kill, and the longest delay in seconds after it."""
-
-SUBMITTING_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Kill:
 
     Attributes:
         victim: ``training``, ``shim``, ``agent``, ``submitter`` or ``all``.
-        moment: A key of ``MOMENTS``, or ``submitting``.
+        moment: A key of ``MOMENTS``.
         delay_s: Seconds after that moment.
         restart: Whether a person starts an agent right after it.
     """
@@ -76,14 +76,13 @@ def draw(seed: int) -> Plan:
     for submission in [_submit(rng) for _ in range(rng.randint(1, 2))]:
         events.insert(rng.randint(0, len(events) - 1), submission)
     events.insert(0, _submit(rng))
-    if rng.random() < 0.6:
+    if rng.random() < 0.7:
         at = rng.randint(0, len(events))
         events.insert(at, _submit(rng, by_process=True))
-        if rng.random() < 0.7:
-            delay = rng.uniform(0, SUBMITTING_S)
-            restart = rng.random() < 0.5
-            events.insert(at + 1, Kill("submitter", "submitting", delay, restart))
-    pauses = tuple(rng.choice([0.0, rng.uniform(0, 0.3)]) for _ in events)
+        if rng.random() < 0.8:
+            moment = rng.choice(["announced", "made", "made"])
+            events.insert(at + 1, _kill(rng, "submitter", moment))
+    pauses = tuple(_pause(rng, event) for event in events)
     return Plan(tuple(events), pauses, 10.0 if rng.random() < 0.15 else 0.0)
 
 
@@ -96,7 +95,13 @@ def _submit(rng: random.Random, by_process: bool = False) -> Submit:
     return Submit("script", params, slots, by_process)
 
 
-def _kill(rng: random.Random) -> Kill:
-    victim = rng.choice(["training", "training", "shim", "shim", "agent", "all"])
-    moment = rng.choice(list(MOMENTS))
+def _kill(rng: random.Random, victim: str = "", moment: str = "") -> Kill:
+    victim = victim or rng.choice(["training", "training", "shim", "shim", "agent", "all"])
+    moment = moment or rng.choice(["any", "claimed", "launched", "saving", "ending"])
     return Kill(victim, moment, rng.uniform(0, MOMENTS[moment]), rng.random() < 0.5)
+
+
+def _pause(rng: random.Random, event: Submit | Kill) -> float:
+    if isinstance(event, Submit) and event.by_process:
+        return 0.0  # its kill may come at once
+    return rng.choice([0.0, rng.uniform(0, 0.3)])
