@@ -132,12 +132,14 @@ def test_it_says_why_an_attempt_starts_again(world: World) -> None:
 def test_a_resumed_run_shows_its_new_output_only(world: World) -> None:
     before = world.submit(FAULTY, "script", {"steps": 3, "step_s": 0, "exit_code": 1})
     world.over(before.run_id)
+    given = ("-P", "steps=3", "-P", "step_s=0", "-P", "exit_code=1")
     process = world.mlflow_run(
-        FAULTY, "-e", "script", "-P", "steps=1", config={"resume_run_id": before.run_id}
+        FAULTY, "-e", "script", *given, config={"resume_run_id": before.run_id}
     )
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert [line for line in output.splitlines() if line.startswith("step")] == ["step 1"]
+    assert process.returncode == 1, output
+    steps = [line for line in output.splitlines() if line.startswith("step")]
+    assert steps == ["step 1", "step 2", "step 3"]
     assert "Attempt" not in output
 
 

@@ -25,7 +25,7 @@ def die(*_, **__):
 
 {patch} = die
 mlflow.projects.run({project!r}, backend="rlsched", synchronous=False, experiment_id="0",
-                    backend_config=json.loads(sys.argv[1]))
+                    backend_config=json.loads(sys.argv[1]), parameters={{"fault": "crash"}})
 """
 POINTS = {
     "before there is a run": "mlflow.MlflowClient.create_run",
@@ -58,7 +58,7 @@ def test_nothing_of_it_is_left(world: World, point: str) -> None:
 
 
 def test_a_run_that_was_to_be_resumed_is_not_left_waiting(world: World) -> None:
-    before = world.submit(FAULTY, "script", {**QUICK, "exit_code": 1})
+    before = world.submit(FAULTY, params={"fault": "crash"})
     world.over(before.run_id)
     killed_submission(world, "SqlStore.submit", f'{{"resume_run_id": "{before.run_id}"}}')
     assert world.run_of(before.run_id).info.status == "SCHEDULED"
@@ -68,8 +68,8 @@ def test_a_run_that_was_to_be_resumed_is_not_left_waiting(world: World) -> None:
     wait_for(lambda: not world.agent.alive(), 60)
     world.submit(FAULTY, "script", QUICK)  # its new agent looks at once
     wait_for(lambda: world.run_of(before.run_id).info.status == "FAILED", 60)
-    again = world.submit(FAULTY, "script", QUICK, {"resume_run_id": before.run_id})
-    assert again.wait() is True
+    again = world.submit(FAULTY, params={"fault": "crash"}, config={"resume_run_id": before.run_id})
+    assert world.over(again.run_id).attempt == 2
 
 
 def test_a_run_whose_task_arrived_goes_on(world: World) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import ExecutionException
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.store import State
@@ -206,14 +207,26 @@ def test_nested_run_shares_its_parents_devices(world: World, tmp_path: Path) -> 
 
 
 def test_resumed_run_goes_on_under_the_same_id(world: World) -> None:
-    run = world.submit(FAULTY, params={"fault": "crash"})
-    assert world.over(run.run_id).state is State.FAILED
-    again = world.submit(FAULTY, "script", QUICK, {"resume_run_id": run.run_id})
+    params = {"steps": 100, "step_s": 0.02, "every": 5}
+    run = world.submit(FAULTY, "count", params, {"grace_s": 0})
+    folder = world.running(run.run_id)
+    wait_for(lambda: list((folder.parent.parent / "checkpoints").glob("*/manifest.json")))
+    run.cancel()
+    assert world.over(run.run_id).state is State.KILLED
+    again = world.submit(FAULTY, "count", params, {"resume_run_id": run.run_id})
     assert again.run_id == run.run_id
     assert again.wait() is True
     task = world.over(run.run_id)
     assert (task.state, task.attempt) == (State.FINISHED, 2)
     assert world.run_of(run.run_id).info.status == "FINISHED"
+
+
+def test_resumed_run_keeps_its_parameters(world: World) -> None:
+    run = world.submit(FAULTY, "script", {**QUICK, "exit_code": 2})
+    assert world.over(run.run_id).state is State.FAILED
+    with pytest.raises(ExecutionException, match="that run has steps=5, not 6"):
+        world.submit(FAULTY, "script", {"steps": 6}, {"resume_run_id": run.run_id})
+    assert world.run_of(run.run_id).info.status == "FAILED"
 
 
 def test_environment_is_the_submitters_interpreter(world: World) -> None:

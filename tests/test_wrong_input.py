@@ -250,6 +250,7 @@ CASES = {
     ),
     # runs that exist
     "resume an unknown run": Case(("no such run",), config={"resume_run_id": "nosuch"}),
+    "NUL in a parameter": Case(("'ledger'", "NUL"), run={"parameters": {"ledger": "a\0b"}}),
     "resume a deleted run": Case(("that run was deleted",), prepare=deleted_run),
     # runs in runs
     "queue behind the own parent": Case(

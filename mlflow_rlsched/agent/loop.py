@@ -298,6 +298,7 @@ class Agent:
 
     def _register(self) -> None:
         """Renew what the store says of this agent."""
+        self._pool.free()  # renews the notes, also while nobody waits
         now = time.time()
         notes = [{"id": device, "note": note} for device, note in self._pool.notes.items()]
         record = AgentRecord(self._host, self._user, __version__, self._started_at, now, notes)

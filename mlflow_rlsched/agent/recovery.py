@@ -6,8 +6,10 @@ and one that ran out of memory, with a smaller batch. A user's own error is not.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import signal
 from dataclasses import dataclass
 
 from mlflow_rlsched.config import RunConfig
@@ -91,7 +93,14 @@ def classify(evidence: Evidence) -> tuple[str, str]:
         return "stopped", "it stopped to be resumed"
     if code in _SIGNALS:
         return "killed", f"it was ended by {_SIGNALS[code]} from outside"
-    return "user_error", f"it exited with code {code}{_last_line(evidence.output)}"
+    return "user_error", _exited(code, evidence.output)
+
+
+def _exited(code: int | None, output: str) -> str:
+    if code is not None and code >= FIRST_SIGNAL_CODE:
+        with contextlib.suppress(ValueError):  # a large code of the program's own
+            return f"it crashed with {signal.Signals(code - 128).name}"
+    return f"it exited with code {code}{_last_line(output)}"
 
 
 def _succeeded(ending: Exit) -> bool:

@@ -110,10 +110,10 @@ def wants(task: Task) -> dict[str, Any]:
 def why(task: Task, now: float) -> str:
     """Why a task waits, or what is being done to it."""
     parts = []
-    if task.cancel_by is not None:
+    if task.cancel_by is not None and not task.state.final:
         parts.append(f"{task.cancel_by} cancelled it")
     elif task.not_before > now:
-        parts.append(f"tried again in {duration(task.not_before - now)}")
+        parts.append(f"will be tried again in {duration(task.not_before - now)}")
     if task.message:
         parts.append(task.message)
     return "; ".join(parts)

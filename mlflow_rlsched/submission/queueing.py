@@ -53,7 +53,8 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
         try:
             AgentFiles(config.store).create()
             client = tracking.contact(uri, request.experiment_id)
-            resumed = tracking.to_resume(client, store, config.resume_run_id)
+            run_id, params = config.resume_run_id, spec.recorded_params
+            resumed = tracking.to_resume(client, store, run_id, params)
             shield()
             announcement.begin(config.store)
             try:

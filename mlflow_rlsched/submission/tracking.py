@@ -145,8 +145,10 @@ def _try_database(uri: str) -> None:
         engine.dispose()
 
 
-def to_resume(client: Any, store: Store, run_id: str | None) -> Run | None:
-    """The run that is to be resumed, or None for a new one.
+def to_resume(
+    client: Any, store: Store, run_id: str | None, params: Mapping[str, str]
+) -> Run | None:
+    """The run that is to be resumed with these parameters, or None for a new one.
 
     Raises:
         ConfigError: There is no such run, or it cannot be resumed.
@@ -164,6 +166,12 @@ def to_resume(client: Any, store: Store, run_id: str | None) -> Run | None:
     task = store.get(run.info.run_id)
     if task is not None and not task.state.final:
         raise ConfigError(f"resume_run_id is {run_id!r}: that run is {task.state.value} now")
+    for name, held in run.data.params.items():
+        if params.get(name, held)[:_PARAM_LIMIT] != held:
+            raise ConfigError(
+                f"resume_run_id is {run_id!r}: that run has {name}={held}, not {params[name]}; "
+                "MLflow lets no parameter of a run change"
+            )
     return run
 
 
@@ -171,9 +179,12 @@ def check_params(params: Mapping[str, str]) -> None:
     """Refuse parameters that MLflow cannot hold.
 
     Raises:
+        ExecutionException: A value cannot stand on a command line.
         MlflowException: A name has a character that is not allowed, or is too long.
     """
     for name, value in params.items():
+        if "\0" in value:
+            raise ExecutionException(f"Parameter {name!r} holds a NUL character: leave it out")
         _validate_param(name, value[:_PARAM_LIMIT])
 
 

@@ -166,6 +166,10 @@ def test_message_of_a_task_holds_printable_text_only() -> None:
     assert ending.message == "it exited with code 3: ValueError:   [31mno "
 
 
+def test_crash_by_a_signal_is_named() -> None:
+    assert classify(ended(139, output="Loading data\n"))[1] == "it crashed with SIGSEGV"
+
+
 def test_cancellation_tells_by_whom() -> None:
     ending = decide(task(cancel_by="ada"), config(), ended(143, "cancelled"), NOW)
     assert ending.message == "cancelled by ada"

@@ -14,7 +14,10 @@ from typing import Any
 import mlflow
 import mlflow.projects
 
-import mlflow_rlsched.backend  # noqa: F401 - loaded for the submission
+# Loaded for the submission, of which they would be the longest part:
+import mlflow.store.tracking.sqlalchemy_store
+
+import mlflow_rlsched.backend  # noqa: F401
 from mlflow_rlsched.daemon import AgentFiles
 from tests.chaos import quick_agent
 
