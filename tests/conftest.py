@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from tests.world import World
@@ -16,6 +17,7 @@ pytest_plugins = ["tests.skips"]
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the person who runs the tests is read, locked or written."""
+    mlflow.set_tracking_uri(None)  # what an earlier test of this process has set
     for name in [name for name in os.environ if name.startswith(("RLSCHED_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RLSCHED_HOME", str(tmp_path / "rlsched-home"))

@@ -25,7 +25,7 @@ def die(*_, **__):
 
 {patch} = die
 mlflow.projects.run({project!r}, backend="rlsched", synchronous=False, experiment_id="0",
-                    backend_config=json.loads(sys.argv[1]), parameters={{"fault": "crash"}})
+                    backend_config=json.loads(sys.argv[1]), parameters=json.loads(sys.argv[2]))
 """
 POINTS = {
     "before there is a run": "mlflow.MlflowClient.create_run",
@@ -34,9 +34,9 @@ POINTS = {
 }
 
 
-def killed_submission(world: World, patch: str, config: str = "{}") -> None:
+def killed_submission(world: World, patch: str, config: str = "{}", params: str = "{}") -> None:
     code = SUBMIT.format(patch=patch, project=str(FAULTY))
-    command = [sys.executable, "-c", code, config]
+    command = [sys.executable, "-c", code, config, params]
     done = subprocess.run(command, env=world.env, cwd=world.folder, timeout=60, check=False)
     assert done.returncode == -9
 
@@ -60,7 +60,8 @@ def test_nothing_of_it_is_left(world: World, point: str) -> None:
 def test_a_run_that_was_to_be_resumed_is_not_left_waiting(world: World) -> None:
     before = world.submit(FAULTY, params={"fault": "crash"})
     world.over(before.run_id)
-    killed_submission(world, "SqlStore.submit", f'{{"resume_run_id": "{before.run_id}"}}')
+    config = f'{{"resume_run_id": "{before.run_id}"}}'
+    killed_submission(world, "SqlStore.submit", config, '{"fault": "crash"}')
     assert world.run_of(before.run_id).info.status == "SCHEDULED"
     agent = world.agent_process()
     assert agent is not None
