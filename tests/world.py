@@ -139,6 +139,7 @@ class World:
         **more: Any,
     ) -> RlschedSubmittedRun:
         """Queue a run from this process (its environment must be ``env``); returns at once."""
+        mlflow.set_tracking_uri(self.tracking_uri)
         run = mlflow.projects.run(
             str(project),
             entry_point,

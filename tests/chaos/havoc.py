@@ -115,8 +115,7 @@ class Havoc:
     def _kill(self, kill: Kill) -> None:
         self._wait_for_moment(kill.moment)
         time.sleep(kill.delay_s)
-        for pid in self._victims(kill.victim):
-            processes.send([pid], signal.SIGKILL)
+        processes.send(self._victims(kill.victim), signal.SIGKILL)
         if kill.restart:
             self._world.agent.start()
 

@@ -70,9 +70,7 @@ class Plan:
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(seed)
-    events: list[Submit | Kill] = []
-    for kill in [_kill(rng) for _ in range(rng.randint(2, 5))]:
-        events.append(kill)
+    events: list[Submit | Kill] = [_kill(rng) for _ in range(rng.randint(2, 5))]
     for submission in [_submit(rng) for _ in range(rng.randint(1, 2))]:
         events.insert(rng.randint(0, len(events) - 1), submission)
     events.insert(0, _submit(rng))
