@@ -64,6 +64,7 @@ class Agent:
         self._configs: dict[str, RunConfig] = {}
         self._started_at = time.time()
         self._has_taken_over = False
+        self._drained = False
         self._alarms: dict[Callable[[], None], float] = {}
 
     def tick(self, woken: bool) -> bool:
@@ -85,13 +86,18 @@ class Agent:
             self._tracker.start()
             self._has_taken_over = True
         ended = self._supervise()
-        running = self._store.tasks([State.RUNNING], self._host)
-        drained = self._pool.drain({(task.run_id, task.attempt) for task in running})
+        self._drained = False
+        self._every(PASS_S, self._drain, woken or ended or self._pool.draining)
         self._every(REGISTER_S, self._register)
         self._every(SAMPLE_S, self._sample)
-        at_once = woken or ended or drained or self.pause_s(PASS_S) == 0.0
+        at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
         self._every(PASS_S, self._schedule, at_once)
         return self.has_work()
+
+    def _drain(self) -> None:
+        """End the leases of attempts that are over, once their devices are empty."""
+        running = self._store.tasks([State.RUNNING], self._host)
+        self._drained = self._pool.drain({(task.run_id, task.attempt) for task in running})
 
     def pause_s(self, longest: float) -> float:
         """Seconds until the next tick has something to do, at most ``longest``."""

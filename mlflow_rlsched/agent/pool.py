@@ -91,6 +91,11 @@ class Pool:
             return "it does not answer"
         return self.inventory.occupied(device, reading)
 
+    @property
+    def draining(self) -> bool:
+        """Whether a device of an attempt that is over was not empty at the last look."""
+        return bool(self._drains)
+
     def drain(self, running: Collection[tuple[str, int]]) -> bool:
         """End the leases of attempts that are over, once their devices are empty.
 

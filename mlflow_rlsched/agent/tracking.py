@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 MAX_BATCH = 1000
 """Metrics and tags in one call: the limit of MLflow's stores."""
 
-FLUSH_S = 30.0
+FLUSH_S = 60.0
 POLL_S = 30.0
 TICK_S = 1.0
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
