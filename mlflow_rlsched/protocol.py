@@ -54,7 +54,12 @@ NUMBERS = (
     "progress",
     "input_wait",
     "applied_seq",
+    "nonfinite_losses",
+    "memory_bytes",
+    "dataset_size",
+    "drop_last",
 )
+TEXTS = ("optimizer",)
 
 
 def attempt_dir(run_dir: Path, number: int) -> Path:
@@ -148,12 +153,29 @@ def _is_count(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """One line of ``report.jsonl``; what a training did not say is None.
+    """One line of ``report.jsonl``; what a training did not say is absent.
+
+    Facts about the training as a whole (``dataset_size``, ``drop_last``, ``optimizer``) stand once,
+    in the first line after the training knew them: keep them. All other values are of their line:
+
+    - ``loss``: the mean of the finite losses of the steps since the line before (on a GPU one
+      step's); a NaN or infinity when there was no finite one. ``nonfinite_losses`` counts the
+      steps of these whose loss was NaN or infinite; absent when there was none.
+    - ``grad_sqr``, ``grad_var``: unbiased estimates of the squared norm of the true gradient and
+      of the trace of the covariance of one sample's gradient, so single values of ``grad_sqr``
+      may be below zero: average each before dividing (noise scale = ``grad_var`` / ``grad_sqr``,
+      in samples). ``grad_norm``: norm of one step's gradient.
+    - ``memory_bytes``: most that was allocated on the GPU since the line before.
+    - ``progress``: fraction of the training that is done, 0 to 1.
+    - ``dataset_size``: samples of an epoch. ``drop_last``: 1 when a last batch that is not full
+      is left out, else 0.
 
     Attributes:
         event: One of ``EVENTS``, or None for a plain progress line.
         can: What the training can do (subset of ``CAPABILITIES``; with ``hello``).
         numbers: Finite numbers by name, a subset of ``NUMBERS``.
+        texts: Short texts by name, a subset of ``TEXTS``. ``optimizer`` is ``sgd``, ``adam`` (all
+            that divide by a running size of the gradient) or a class name in lower case.
         metrics: Finite values of the training's own metrics (``session.report``).
         nonfinite: Names whose value was NaN or infinite: never passed on, only counted.
         text: ``message`` of an event (a reason), at most 2,000 characters.
@@ -162,6 +184,7 @@ class Report:
     event: str | None = None
     can: frozenset[str] = frozenset()
     numbers: Mapping[str, float] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     nonfinite: frozenset[str] = frozenset()
     text: str = ""
@@ -186,6 +209,7 @@ def parse_report(line: bytes) -> Report | None:
         event=event,
         can=frozenset(c for c in CAPABILITIES if isinstance(can, list) and c in can),
         numbers=numbers,
+        texts={k: value[k][:100] for k in TEXTS if isinstance(value.get(k), str)},
         metrics=metrics,
         nonfinite=frozenset(bad | bad_metrics),
         text=str(value.get("message", ""))[:2000],

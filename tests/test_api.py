@@ -209,7 +209,12 @@ def test_secrets_stay_in_files_of_their_user(world: World, monkeypatch: pytest.M
     }
     for name, value in {**secrets, "NOT_NAMED": "secret-4"}.items():
         monkeypatch.setenv(name, value)
-    folder = project(world, None, "import os; print(os.environ['MY_TOKEN'])")
+    # The last line of the output, which a failed run's message quotes, is another one.
+    code = (
+        "import os, sys; print(os.environ['MY_TOKEN'] + '\\n.'); "
+        f"sys.exit('mended' not in os.listdir('{world.root}'))"
+    )
+    folder = project(world, None, code)
     docker_auth = {"username": "me", "password": "secret-5"}
     run = mlflow.projects.run(
         str(folder),
@@ -220,8 +225,8 @@ def test_secrets_stay_in_files_of_their_user(world: World, monkeypatch: pytest.M
         synchronous=False,
         experiment_id="0",
     )
-    assert world.over(run.run_id).state is State.FINISHED
-    assert output(world, run.run_id).strip() == "secret-3"
+    assert world.over(run.run_id).state is State.FAILED
+    assert output(world, run.run_id).split() == ["secret-3", "."]
     run_dir = Path(world.task(run.run_id).spec.run_dir)
     environment = protocol.read_json(run_dir / "environment.json")
     assert environment is not None
@@ -240,7 +245,14 @@ def test_secrets_stay_in_files_of_their_user(world: World, monkeypatch: pytest.M
         "docker_auth.json",
         "output.log",  # what the training printed itself, and the artifact
     }
-    assert [p for p in holding if p.suffix == ".json" and p.stat().st_mode & 0o077] == []
+    files = [path for path in holding if path.suffix == ".json"]
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+    # Nobody needs them any more once the run has finished well.
+    (world.root / "mended").touch()
+    assert world.rlsched("retry", run.run_id).returncode == 0
+    wait_for(lambda: world.run_of(run.run_id).info.status == "FINISHED")
+    wait_for(lambda: not any(path.exists() for path in files))
 
 
 def test_passwords_in_uris_are_not_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

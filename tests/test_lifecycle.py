@@ -229,8 +229,18 @@ def test_resumed_run_keeps_its_parameters(world: World) -> None:
     assert world.run_of(run.run_id).info.status == "FAILED"
 
 
+def test_short_run_tells_what_it_reported(world: World) -> None:
+    run = world.submit(FAULTY, "count", {"steps": 4, "step_s": 0.01})
+    task = world.over(run.run_id)
+    assert task.state is State.FINISHED
+    history = world.client.get_metric_history(run.run_id, "rlsched/loss")
+    assert history
+    assert history[-1].step == task.samples - 1
+    assert 0.25 <= history[-1].value <= 1.0, "a mean of 1, 1/2, 1/3, 1/4"
+
+
 def test_environment_is_the_submitters_interpreter(world: World) -> None:
-    run = world.submit(FAULTY, "script", QUICK)
+    run = world.submit(FAULTY, "script", {**QUICK, "exit_code": 2})
     world.over(run.run_id)
     environment = protocol.read_json(Path(world.task(run.run_id).spec.run_dir) / "environment.json")
     assert environment is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.tuning import resumed_setting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED
@@ -59,11 +60,13 @@ def launch(
             _write_env_file(folder / "docker.env", env, plan["gpus"])
         argv = [task.spec.executable, "-m", "mlflow_rlsched.executors.launch", str(folder)]
         cwd = str(folder)  # not the project's, whose modules could hide MLflow's
+    setting = resumed_setting(task, config)
     protocol.Directive(
         attempt=attempt.number,
-        batch_size=task.batch_size,
+        batch_size=setting.batch_size,
+        lr_scale=setting.lr_scale,
         gpus=config.gpus.initial,
-        reason=task.message if task.batch_size is not None else "",
+        reason=task.message if task.exit_reason == "oom" else "",
     ).write(folder)
     spec = protocol.AttemptSpec(
         run_id=task.run_id,

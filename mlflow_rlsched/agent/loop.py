@@ -7,12 +7,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
-from mlflow_rlsched.agent.outbox import Outbox
+from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
 from mlflow_rlsched.agent.placement import Grant, plan
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.agent.recovery import decide
@@ -20,6 +20,7 @@ from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
 from mlflow_rlsched.agent.telling import Teller
 from mlflow_rlsched.agent.tracking import Tracker
+from mlflow_rlsched.agent.tuning import Outcome
 from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
@@ -56,12 +57,13 @@ class Agent:
         )
         self._executor = LocalExecutor(os.environ)
         self._sampler = Sampler(self._pool.inventory)
-        self._outbox = Outbox(files.folder / "outbox.db")
+        self._outbox = Outbox(files.folder / OUTBOX)
         self._tracker = Tracker(self._store, self._outbox)
         self._teller = Teller(self._tracker)
         self._waiting = Waiting()
         self._running: dict[str, Supervised] = {}
         self._configs: dict[str, RunConfig] = {}
+        self._pressure = 0.0
         self._started_at = time.time()
         self._has_taken_over = False
         self._drained = False
@@ -160,6 +162,7 @@ class Agent:
             self._config(task),
             folder,
             [device for device in self._pool.inventory.devices() if device.id in held],
+            self._sampler.memory_total,
             _ran_s(attempts[:-1]) + self._executor.age_s(folder),
         )
         supervised.catch_up()
@@ -176,6 +179,8 @@ class Agent:
     def _look_after(self, supervised: Supervised) -> bool:
         """See how an attempt is, end it when it has to end; returns whether it ended."""
         supervised.observe()
+        if supervised.can is None:
+            supervised.watch(self._tracker.latest.get(supervised.run_id, {}))
         ending = self._executor.ended(supervised.folder)
         if ending is not None:
             self._finish(supervised, ending)
@@ -187,7 +192,15 @@ class Agent:
             reason = "device_fault"
         if reason is not None:
             self._stop(supervised, reason)
+        elif supervised.stopping is None and supervised.tuning.is_due():
+            self._keep(supervised, supervised.tuning.decide(self._pressure))
         return False
+
+    def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
+        """Tell a decision, and keep its transition."""
+        self._teller.decision(supervised.task, outcome)
+        if outcome.transition is not None:
+            self._store.add_transitions([outcome.transition])
 
     def _stop(self, supervised: Supervised, reason: str) -> None:
         if supervised.stopping is None:
@@ -208,6 +221,10 @@ class Agent:
                     self._pool.fault(device.id, ending.message)
             elif ending.state is State.FINISHED:
                 self._pool.proved({device.id for device in supervised.devices})
+            with _contained(task.run_id):  # its folder may be full or gone: it is over all the same
+                outcome = supervised.close(ending)
+                if outcome is not None:
+                    self._keep(supervised, outcome)
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
             self._tell_if_over(task.run_id)
         del self._running[supervised.run_id]
@@ -226,12 +243,15 @@ class Agent:
         """One pass over all that is not finished: cancellations, time-outs, grants."""
         self._waiting.look()
         ready = []
+        demand = 0
         for task in self._tasks(_UNFINISHED):
             with _contained(task.run_id):
                 if task.state is State.RUNNING:
                     self._pass_running(task)
                 elif self._pass_waiting(task):
                     ready.append(task)
+                    demand += self._config(task).gpus.initial
+        self._pressure = demand / max(1, len(self._pool.devices()))
         if ready:
             free = self._pool.free()
             kind = self._pool.inventory.kind
@@ -323,16 +343,12 @@ class Agent:
         # Counted before they are told: whatever dies in between, no step is used twice.
         counts = {s.run_id: s.samples + 1 for s in self._running.values()}
         self._store.heartbeat(self._host, counts, time.time())
-        for run_id, metrics in sampled.items():
+        for run_id, sample in sampled.items():
             supervised = self._running[run_id]
-            supervised.show_life(metrics)
-            supervised.device_lost = self._sampler.lost.get(run_id)
-            values = supervised.progress.sample()
-            if supervised.can is None:
-                values |= _own_loss(self._tracker.latest.get(run_id, {}), supervised.config)
-            values["gpus"] = supervised.config.gpus.initial
-            metrics |= {f"rlsched/{name}": value for name, value in values.items()}
-            self._teller.sample(supervised.task, metrics, supervised.samples)
+            supervised.tuning.sample(sample)
+            supervised.show_life(sample.metrics)
+            supervised.device_lost = sample.lost
+            self._teller.sample(supervised.task, sample.metrics, supervised.samples)
             supervised.samples += 1
 
 
@@ -348,11 +364,3 @@ def _contained(run_id: str) -> Iterator[None]:
 def _ran_s(attempts: Iterable[Attempt]) -> float:
     """Seconds that attempts which are over ran."""
     return sum(max(0.0, (a.ended_at or a.started_at) - a.started_at) for a in attempts)
-
-
-def _own_loss(metrics: Mapping[str, float], config: RunConfig) -> dict[str, float]:
-    """The loss that a training which does not report to us has logged by itself."""
-    for name in (config.objective.metric, "loss", "train_loss", "training_loss", "val_loss"):
-        if name in metrics:
-            return {"loss": metrics[name]}
-    return {}

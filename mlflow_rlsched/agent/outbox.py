@@ -11,6 +11,9 @@ import sqlalchemy as sa
 
 from mlflow_rlsched.store import StoreError
 
+OUTBOX = "outbox.db"
+"""Its name in the agent's folder."""
+
 _METADATA = sa.MetaData()
 _MESSAGES = sa.Table(
     "messages",

@@ -10,19 +10,21 @@ import contextlib
 import random
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlflow_rlsched.config import RunConfig
+from mlflow_rlsched.policy.memory import MemoryNeed, after_oom
 from mlflow_rlsched.protocol import EXIT_RESUME, Exit
 from mlflow_rlsched.store import Ending, State, Task
 
-OOM_FACTOR = 0.85
 RETRIED = frozenset({"killed", "lost", "lost_heartbeat", "device_fault", "stopped", "unreachable"})
 """Classes of endings that are tried again, up to ``max_retries`` times."""
 
 FIRST_SIGNAL_CODE = 129
 JITTER = (0.8, 1.2)
 BUSY_DELAY_S = 1.0
+MAX_QUOTED = 300
+"""Characters of the last line of the output in a message."""
 
 _MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -54,6 +56,7 @@ class Evidence:
         output: The last lines that it printed.
         device_lost: Why one of its devices is out of order, or None.
         batch_size: Batch size in use, or None when it has no batch size that can be changed.
+        memory: What was measured of its memory.
     """
 
     exit: Exit
@@ -63,6 +66,7 @@ class Evidence:
     output: str = ""
     device_lost: str | None = None
     batch_size: int | None = None
+    memory: MemoryNeed = field(default_factory=MemoryNeed)
 
 
 def classify(evidence: Evidence) -> tuple[str, str]:
@@ -128,7 +132,11 @@ def _asked(reason: str) -> str:
 
 def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return f": {lines[-1][:300]}" if lines else ""
+    return f": {_shortened(lines[-1])}" if lines else ""
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 1] + "…"
 
 
 def decide(
@@ -158,7 +166,7 @@ def decide(
     if reason in ("not_started", "preempted"):
         return Ending(State.QUEUED, reason, message, code)
     if reason == "oom":
-        return _after_oom(config, evidence, message)
+        return _after_oom(task, config, evidence, message)
     if reason not in RETRIED:
         return Ending(State.FAILED, reason, message, code)
     if task.retries >= config.max_retries:
@@ -175,17 +183,14 @@ def longest_delay(config: RunConfig) -> float:
     return max(BUSY_DELAY_S, JITTER[1] * max(config.retry_delays_s))
 
 
-def _after_oom(config: RunConfig, evidence: Evidence, message: str) -> Ending:
+def _after_oom(task: Task, config: RunConfig, evidence: Evidence, message: str) -> Ending:
     """A smaller batch at once (its own budget, apart from retries), down to the floor."""
-    batch = evidence.batch_size
+    batch, need = evidence.batch_size, evidence.memory
     code = evidence.exit.code
     if batch is None:
         text = f"{message}; it has no batch size that could be made smaller"
         return Ending(State.FAILED, "oom", text, code, oom=True)
     floor = max(1, config.batch_size.min or 1)
-    if batch <= floor:
-        text = f"out of memory even at the smallest batch size allowed, {floor}"
-        return Ending(State.FAILED, "oom", text, code, oom=True)
-    smaller = max(floor, min(int(batch * OOM_FACTOR), batch - 1))
-    text = f"out of memory at batch size {batch}: going on with {smaller}"
-    return Ending(State.QUEUED, "oom", text, code, oom=True, batch_size=smaller)
+    size, text = after_oom(batch, task.ooms + 1, need.sample, need.base, need.limit, floor)
+    state = State.FAILED if size is None else State.QUEUED
+    return Ending(state, "oom", text, code, oom=True, batch_size=size)

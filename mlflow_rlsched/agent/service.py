@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
+UNTOLD_S = 3600.0
+"""How long an idle agent goes on for tracking servers that do not answer; what is left to tell
+stays in the outbox, and the next agent tells it."""
 
 
 def run_agent(store: str, idle_timeout_s: float | None) -> int:
@@ -88,7 +91,7 @@ class Service:
                 _logger.error("%s: ending", error)
                 # No shim shall start an agent, which would make the store anew.
                 with contextlib.suppress(OSError):
-                    self._files.held.touch()
+                    self._files.held.write_text("its store was deleted or replaced")
                 break
             except (StoreError, OSError) as error:
                 self._complain(error)
@@ -99,8 +102,14 @@ class Service:
         self._agent.close()
 
     def _is_over(self, busy_at: float) -> bool:
+        """Whether an agent that has been idle since then may end now."""
         limit = self._idle_timeout_s
-        return limit is not None and time.monotonic() - busy_at > limit
+        idle = time.monotonic() - busy_at
+        return (
+            limit is not None
+            and idle > limit
+            and (idle > limit + UNTOLD_S or self._agent.has_told_all())
+        )
 
     def _complain(self, error: Exception) -> None:
         if str(error) != self._complaint:
@@ -122,8 +131,6 @@ class Service:
 
     def _leave(self) -> bool:
         """Give the lock back when there is nothing to do; False when there is again."""
-        if not self._agent.has_told_all():
-            return False
         self._agent.sign_off()
         self._files.lock.release()
         # A submission that saw the lock still held relies on this second look.
@@ -135,7 +142,13 @@ class Service:
         if work and self._files.lock.acquire():
             self._files.wake()
             return False
-        _logger.info("nothing to do: ending")
+        if self._agent.has_told_all():
+            _logger.info("nothing to do: ending")
+        else:
+            _logger.warning(
+                "ending, although a tracking server was not told all: the rest stays on disk, and "
+                "the next agent tells it (next submission or `rlsched agent start`)"
+            )
         return True
 
 

@@ -5,52 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.recovery import Evidence
 from mlflow_rlsched.agent.telemetry import CPU_METRIC
+from mlflow_rlsched.agent.tuning import Outcome, Tuning
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import Task
+from mlflow_rlsched.store import Ending, State, Task
 
 OUTPUT_TAIL_BYTES = 16 * 1024
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 _ALIVE_PERCENT = 1.0
-
-
-@dataclass
-class Progress:
-    """What a training reported since the last sample was taken.
-
-    Attributes:
-        losses: Finite losses.
-        nonfinite: How many values were NaN or infinite, over the whole attempt.
-        numbers: The last of each reported number.
-        samples_at: Samples seen and the time of the report, at the last sample.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    nonfinite: int = 0
-    numbers: dict[str, float] = field(default_factory=dict)
-    samples_at: tuple[float, float] | None = None
-
-    def sample(self) -> dict[str, float]:
-        """Values for ``rlsched/…`` metrics since the last call."""
-        values = {}
-        if self.losses:
-            values["loss"] = sum(self.losses) / len(self.losses)
-            self.losses.clear()
-        for name in ("batch_size", "learning_rate"):
-            if name in self.numbers:
-                values[name] = self.numbers[name]
-        if "samples" in self.numbers and "time" in self.numbers:
-            now = (self.numbers["samples"], self.numbers["time"])
-            before, self.samples_at = self.samples_at, now
-            if before is not None and now[1] > before[1] and now[0] >= before[0]:
-                values["throughput"] = (now[0] - before[0]) / (now[1] - before[1])
-        return values
+_LOSSES = ("loss", "train_loss", "training_loss", "val_loss")
 
 
 class Supervised:
@@ -61,6 +29,7 @@ class Supervised:
         config: The task's configuration.
         folder: The attempt's directory.
         devices: What it holds.
+        memory_total: Memory of the host, bytes.
         ran_before_s: Seconds that this attempt (before an agent's restart) and earlier ones ran.
     """
 
@@ -70,6 +39,7 @@ class Supervised:
         config: RunConfig,
         folder: Path,
         devices: list[Device],
+        memory_total: int,
         ran_before_s: float,
     ) -> None:
         self.task = task
@@ -78,7 +48,9 @@ class Supervised:
         self.devices = devices
         self.number = task.attempt
         self.samples = task.samples
-        self.progress = Progress()
+        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total, ran_before_s)
+        self.nonfinite = 0
+        self._logged: dict[str, float] = {}
         self.can: frozenset[str] | None = None
         self.stopping: str | None = None
         self.device_lost: str | None = None
@@ -108,15 +80,13 @@ class Supervised:
                 self.can = report.can
             elif report.event is not None:
                 self._events[report.event] = report.text
-            self.progress.nonfinite += len(report.nonfinite)
-            self.progress.numbers.update(report.numbers)
-            if "loss" in report.numbers:
-                self.progress.losses.append(report.numbers["loss"])
+            self.nonfinite += len(report.nonfinite)
+            self.tuning.observe(report)
 
     def catch_up(self) -> None:
-        """Read what was reported before this agent looked; old losses are no news."""
+        """Read what was reported before this agent looked."""
         self._observe_all()
-        self.progress.sample()
+        self.tuning.caught_up()
 
     def _observe_all(self) -> None:
         """Read all that was reported so far, where ``observe`` reads a bounded piece."""
@@ -126,6 +96,24 @@ class Supervised:
             return
         for _ in range(size // protocol.MAX_READ_BYTES + 1):
             self.observe()
+
+    def watch(self, metrics: Mapping[str, float]) -> None:
+        """Take in what a training that does not report to us has logged by itself."""
+        if metrics and metrics != self._logged:
+            self._logged = dict(metrics)
+            names = (self.config.objective.metric, *_LOSSES)
+            loss = next((metrics[name] for name in names if name in metrics), None)
+            numbers = {"time": time.time()} | ({} if loss is None else {"loss": loss})
+            self.tuning.observe(protocol.Report(numbers=numbers, metrics=self._logged))
+
+    def close(self, ending: Ending) -> Outcome | None:
+        """The last decision of the attempt: what was measured until it ended; None if nothing."""
+        kind = {"finished": "done", "oom": "oom"}.get(ending.reason)
+        if kind is None and ending.state is State.FAILED:
+            kind = "failed"
+        said = f"attempt {self.number} ended ({ending.reason})"
+        text = f"{said}: {ending.message}" if ending.message else said
+        return self.tuning.close(text, kind, ending.batch_size)
 
     def show_life(self, metrics: Mapping[str, float]) -> None:
         """Take the use of CPU or GPU (percent) in a device sample as a sign of life."""
@@ -152,9 +140,9 @@ class Supervised:
     def batch_size(self) -> int | None:
         """The batch size in use, None when this training has none that can be changed."""
         if self.can is not None and "batch_size" in self.can:
-            reported = self.progress.numbers.get("batch_size")
-            if reported is not None and reported >= 1:
-                return int(reported)
+            in_force = self.tuning.setting.batch_size
+            if in_force is not None:
+                return in_force
         if self.task.batch_size is not None:
             return self.task.batch_size
         name = self.config.batch_size.param
@@ -171,6 +159,7 @@ class Supervised:
             output=self.output_tail(),
             device_lost=self.device_lost,
             batch_size=self.batch_size(),
+            memory=self.tuning.memory_need(),
         )
 
     def output_tail(self) -> str:

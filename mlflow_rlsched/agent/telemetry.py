@@ -29,48 +29,78 @@ class Target:
     devices: tuple[Device, ...]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a run; None is "not known".
+
+    Attributes:
+        metrics: Values by their name in MLflow.
+        readings: One for each of its devices, in their order.
+        cores: CPU cores that its process tree kept busy since the last sample.
+        memory_bytes: Resident memory of the tree.
+        network_bytes: Traffic of the host since the sampler started, both ways.
+        lost: Why a device counts as lost, or None.
+    """
+
+    metrics: dict[str, float]
+    readings: tuple[Reading, ...] = ()
+    cores: float | None = None
+    memory_bytes: int | None = None
+    network_bytes: int | None = None
+    lost: str | None = None
+
+
 class Sampler:
     """Samples all running attempts in one walk over the process table.
 
     Attributes:
-        lost: By run id, which device did not answer at the last sample.
+        memory_total: Memory of the host, bytes.
     """
 
     def __init__(self, inventory: Inventory) -> None:
-        self.lost: dict[str, str] = {}
         self._inventory = inventory
         self._cores = psutil.cpu_count() or 1
-        self._memory = psutil.virtual_memory().total
+        self.memory_total = psutil.virtual_memory().total
         self._cpu_seconds: dict[tuple[int, float], float] = {}
         self._at = time.monotonic()
         network = psutil.net_io_counters()
         self._network = (network.bytes_recv, network.bytes_sent)
 
-    def sample(self, targets: Iterable[Target]) -> dict[str, dict[str, float]]:
-        """Metrics by name for each target's run id; what cannot be read is left out."""
+    def sample(self, targets: Iterable[Target]) -> dict[str, Sample]:
+        """A sample for each target's run id; what cannot be read is left out."""
         targets = list(targets)
         trees = _trees(t.root_pid for t in targets if t.root_pid is not None)
         now = time.monotonic()
         elapsed, self._at = max(now - self._at, 1e-3), now
         network = psutil.net_io_counters()
-        shared = {
-            "system/network_receive_megabytes": (network.bytes_recv - self._network[0]) / _MEGA,
-            "system/network_transmit_megabytes": (network.bytes_sent - self._network[1]) / _MEGA,
-        }
+        received = network.bytes_recv - self._network[0]
+        sent = network.bytes_sent - self._network[1]
         before, self._cpu_seconds = self._cpu_seconds, {}
         samples = {}
-        self.lost = {}
         for target in targets:
-            metrics = dict(shared)
-            for device in target.devices:
-                reading = self._inventory.read(device)
-                if reading.lost:
-                    self.lost[target.run_id] = f"device {device.id} does not answer any more"
-                metrics.update(device_metrics(device, reading))
-            if target.root_pid is not None:
-                tree = trees.get(target.root_pid, [])
-                metrics.update(self._tree(tree, before, elapsed))
-            samples[target.run_id] = metrics
+            readings = tuple(self._inventory.read(device) for device in target.devices)
+            tree = [] if target.root_pid is None else trees.get(target.root_pid, [])
+            cores, memory = self._tree(tree, before, elapsed)
+            metrics = {
+                "system/network_receive_megabytes": received / _MEGA,
+                "system/network_transmit_megabytes": sent / _MEGA,
+            }
+            for device, reading in zip(target.devices, readings, strict=True):
+                metrics |= device_metrics(device, reading)
+            if cores is not None:
+                metrics[CPU_METRIC] = min(100.0, 100 * cores / self._cores)
+            if memory is not None:
+                metrics["system/system_memory_usage_megabytes"] = memory / _MEGA
+                metrics["system/system_memory_usage_percentage"] = 100 * memory / self.memory_total
+            lost = [d.id for d, r in zip(target.devices, readings, strict=True) if r.lost]
+            samples[target.run_id] = Sample(
+                metrics,
+                readings,
+                cores,
+                memory,
+                received + sent,
+                f"device {lost[-1]} does not answer any more" if lost else None,
+            )
         return samples
 
     def _tree(
@@ -78,9 +108,11 @@ class Sampler:
         tree: list[psutil.Process],
         before: Mapping[tuple[int, float], float],
         elapsed: float,
-    ) -> dict[str, float]:
+    ) -> tuple[float | None, int | None]:
+        """Busy cores and resident bytes of a tree."""
         used = 0.0
         memory = 0
+        known = False
         for process in tree:
             try:
                 with process.oneshot():
@@ -91,14 +123,11 @@ class Sampler:
                 continue
             seconds = times.user + times.system
             used += seconds - before.get(key, seconds)
+            known |= key in before
             self._cpu_seconds[key] = seconds
-        if not memory:
-            return {}  # it has just ended: zeros would be the last that is seen of it
-        return {
-            CPU_METRIC: min(100.0, 100 * used / elapsed / self._cores),
-            "system/system_memory_usage_megabytes": memory / _MEGA,
-            "system/system_memory_usage_percentage": 100 * memory / self._memory,
-        }
+        # Use is a difference, so the first sample of a tree has none; of one that has just ended
+        # zeros would be the last that is seen.
+        return (used / elapsed if known and memory else None), memory or None
 
 
 def _trees(roots: Iterable[int]) -> dict[int, list[psutil.Process]]:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 
 from mlflow_rlsched.agent.tracking import Tracker
+from mlflow_rlsched.agent.tuning import Outcome
 from mlflow_rlsched.store import Attempt, State, Task
 
+_REWARD = ("throughput", "cost", "progress", "smoothness", "total")
 _STATUS = {State.FINISHED: "FINISHED", State.FAILED: "FAILED", State.KILLED: "KILLED"}
 
 
@@ -45,9 +47,29 @@ class Teller:
 
     def sample(self, task: Task, metrics: Mapping[str, float], step: int) -> None:
         """Values of one moment."""
-        now_ms = int(1000 * time.time())
-        points = [[name, value, now_ms, step] for name, value in metrics.items()]
-        self._tracker.put(task.run_id, "metrics", points)
+        self._points(task.run_id, metrics, step, time.time())
+
+    def decision(self, task: Task, outcome: Outcome) -> None:
+        """A decision on a run, and what it rests on."""
+        decision, record = outcome.decision, outcome.record
+        action, terms = decision.action, decision.terms
+        values = {
+            **outcome.reported,
+            "gpus": decision.setting.gpus,
+            "throughput": decision.history.throughput,
+            "goodput": terms.throughput,
+            "action/gpu_delta": action.gpu_delta,
+            "action/batch_scale": action.batch_factor,
+            "action/lr_scale": action.lr_factor,
+            **{f"reward/{name}": getattr(decision.reward, name) for name in _REWARD},
+        }
+        metrics = {f"rlsched/{name}": v for name, v in values.items() if v is not None}
+        self._points(task.run_id, metrics, decision.number, record["time"])
+        tags = {"rlsched.policy": decision.policy, "rlsched.policy_version": decision.version}
+        if outcome.changed:
+            tags["rlsched.tuned"] = "true"
+        if outcome.changed or outcome.first:
+            self._tracker.put(task.run_id, "tags", tags)
 
     def over(self, task: Task) -> None:
         """A task is over."""
@@ -68,6 +90,10 @@ class Teller:
                 "attempt": task.attempt if _may_have_nested_runs(task) else None,
             },
         )
+
+    def _points(self, run_id: str, metrics: Mapping[str, float], step: int, seconds: float) -> None:
+        points = [[name, value, int(1000 * seconds), step] for name, value in metrics.items()]
+        self._tracker.put(run_id, "metrics", points)
 
     def _status(self, run_id: str, status: str) -> None:
         self._tracker.put(run_id, "status", {"status": status})

@@ -8,7 +8,9 @@ and time stamp, so a replay changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import queue
 import sys
@@ -26,7 +28,7 @@ from mlflow_rlsched.agent.abandoned import end_abandoned
 from mlflow_rlsched.agent.outbox import Message, Outbox
 from mlflow_rlsched.agent.sending import first_call, send
 from mlflow_rlsched.credentials import acting_for, redacted
-from mlflow_rlsched.store import Store, StoreError, Task
+from mlflow_rlsched.store import State, Store, StoreError, Task
 
 _logger = logging.getLogger(__name__)
 
@@ -44,12 +46,15 @@ PATIENCE_S = 120.0
 ARTIFACT_PATIENCE_S = 3600.0
 """The same for artifacts, which are in a store of their own and stay in the run directory."""
 
+ABSENCE_PATIENCE_S = 7 * 86400.0
+"""The same, after its end, for a run that its tracking server does not know."""
+
 # One request must not hold up other servers for long, and what fails is tried again by us.
 _HTTP = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_REFUSALS = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"})
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE"})
 
 
 @dataclass
@@ -62,7 +67,7 @@ class _Backoff:
 
 
 @dataclass(frozen=True)
-class _Delivery:
+class Delivery:
     """A run, its tracking URI and its submitter's environment."""
 
     task: Task
@@ -70,7 +75,8 @@ class _Delivery:
     environment: Mapping[str, Any]
 
     @classmethod
-    def of(cls, task: Task) -> _Delivery:
+    def of(cls, task: Task) -> Delivery:
+        """What the run directory of a task says."""
         environment = protocol.read_json(Path(task.spec.run_dir) / "environment.json") or {}
         uri = environment.get("MLFLOW_TRACKING_URI", task.spec.tracking_uri)
         return cls(task, uri, environment)
@@ -85,7 +91,7 @@ class Tracker(threading.Thread):
 
     Attributes:
         latest: Last finite metrics by run id, of the runs named to ``watch``.
-        gone: Runs that their tracking server does not have (any more).
+        gone: Runs that were deleted in their tracking server.
     """
 
     def __init__(self, store: Store, outbox: Outbox) -> None:
@@ -181,7 +187,7 @@ class Tracker(threading.Thread):
             more |= self._deliver(delivery)
         return more
 
-    def _deliveries(self) -> list[_Delivery]:
+    def _deliveries(self) -> list[Delivery]:
         """Runs of which something is to be told, those of silent servers last."""
         deliveries = []
         for run_id in self._outbox.runs():
@@ -190,10 +196,10 @@ class Tracker(threading.Thread):
                 _logger.warning("run %s is not in the store: its messages are dropped", run_id)
                 self._outbox.forget(run_id)
             else:
-                deliveries.append(_Delivery.of(task))
+                deliveries.append(Delivery.of(task))
         return sorted(deliveries, key=lambda delivery: delivery.uri in self._backoffs)
 
-    def _deliver(self, delivery: _Delivery) -> bool:
+    def _deliver(self, delivery: Delivery) -> bool:
         """The next call for a run; whether another one may follow at once."""
         task, uri = delivery.task, delivery.uri
         backoffs = [self._backoffs[key] for key in (uri, task.run_id) if key in self._backoffs]
@@ -214,6 +220,8 @@ class Tracker(threading.Thread):
             _logger.info("the tracking server %s answers again", redacted(uri))
         self._outbox.put(later)
         self._delivered(task.run_id, messages)
+        if messages[-1].kind in ("final", "artifacts"):
+            self._forget_credentials(task.run_id)
         return True
 
     def _delivered(self, run_id: str, messages: list[Message]) -> None:
@@ -221,6 +229,23 @@ class Tracker(threading.Thread):
             self._store.mark_tracked(run_id)
             self.gone.discard(run_id)
         self._outbox.delivered(messages)
+
+    def _forget_credentials(self, run_id: str) -> None:
+        """Remove the credentials of a run that finished well, once nothing is left to tell."""
+        task = self._store.get(run_id)
+        if (
+            task is None
+            or task.state is not State.FINISHED
+            or not task.tracked
+            or self._outbox.of(run_id, 1)
+        ):
+            return
+        for name in ("environment.json", "docker_auth.json"):
+            path = Path(task.spec.run_dir) / name
+            with contextlib.suppress(OSError):  # the folder may be gone
+                # A newer one belongs to a submission that is just about to resume the run.
+                if path.stat().st_mtime < (task.ended_at or 0.0):
+                    path.unlink()
 
     def _failed(self, task: Task, uri: str, messages: list[Message], error: Exception) -> bool:
         """Back off, or drop what will never be taken; whether to go on at once."""
@@ -240,7 +265,9 @@ class Tracker(threading.Thread):
         except Exception as trouble:  # noqa: BLE001 - MLflow's stores raise all kinds
             if _is_unreachable(trouble):
                 self._server_failed(uri, trouble)
-            return False
+            if not _is_lost(task, trouble):
+                return False
+            drop = True
         if drop:
             kinds = ", ".join(sorted({message.kind for message in messages}))
             text = "run %s: %d message(s) (%s) are dropped, since they were refused: %s"
@@ -272,16 +299,13 @@ class Tracker(threading.Thread):
         return self._clients[uri]
 
     def _run(self, client: Any, run_id: str) -> Any:
-        """The run as its tracking server has it; None, and ``gone``, when it was deleted."""
-        from mlflow.exceptions import MlflowException
+        """The run as its tracking server has it; None, and ``gone``, when it was deleted.
 
-        try:
-            run = client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            run = None
-        if run is None or run.info.lifecycle_stage == "deleted":
+        A server that does not know the run says nothing of it: it may have been started with
+        another database, and nobody's training shall end for that.
+        """
+        run = client.get_run(run_id)
+        if run.info.lifecycle_stage == "deleted":
             self.gone.add(run_id)
             return None
         return run
@@ -293,7 +317,7 @@ class Tracker(threading.Thread):
             task = self._store.get(run_id)
             if task is None:
                 continue
-            watched = _Delivery.of(task)
+            watched = Delivery.of(task)
             uri = watched.uri
             if uri in self._backoffs:
                 continue
@@ -318,6 +342,12 @@ def _is_hopeless(client: Any, run_id: str, message: Message, backoff: _Backoff) 
         return False
     client.set_tag(run_id, "mlflow.project.backend", "rlsched")
     return True
+
+
+def _is_lost(task: Task, error: Exception) -> bool:
+    """Whether a run that ended long ago is still unknown to its tracking server."""
+    absent = getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+    return absent and time.time() > (task.ended_at or math.inf) + ABSENCE_PATIENCE_S
 
 
 def _is_unreachable(error: BaseException | None) -> bool:

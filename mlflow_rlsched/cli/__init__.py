@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mlflow_rlsched import __version__
-from mlflow_rlsched.cli import agent, devices, doctor, requests, runs, show
+from mlflow_rlsched.cli import agent, devices, doctor, explain, requests, runs, show
 from mlflow_rlsched.cli.common import Group
 
 
@@ -23,6 +23,7 @@ for command in (
     agent.agent,
     runs.queue,
     show.show,
+    explain.explain,
     requests.cancel,
     requests.prioritize,
     requests.retry,

@@ -82,7 +82,7 @@ def status(url: str, as_json: bool) -> None:
         "uptime_s": _uptime(identity) if identity else None,
         "running": running,
         "waiting": waiting,
-        "stopped_on_purpose": files.held.exists(),
+        "held": _held(files),
         "store": url,
         "log": str(files.log),
     }
@@ -94,7 +94,7 @@ def status(url: str, as_json: bool) -> None:
             f"{duration(value['uptime_s'])}\n{running} running, {waiting} waiting\nlog {files.log}"
         )
     else:
-        why = "it was stopped on purpose" if files.held.exists() else "a submission starts it"
+        why = value["held"] or "a submission starts it"
         click.echo(f"no agent lives ({why})\n{running} running, {waiting} waiting\nlog {files.log}")
     raise SystemExit(0 if identity is not None else 1)
 
@@ -105,7 +105,7 @@ def stop(url: str) -> None:
     """Stop the agent until the next submission; running trainings go on without it."""
     files = AgentFiles(url)
     files.create()
-    files.held.touch()
+    files.held.write_text("it was stopped on purpose")
     if not files.alive():
         click.echo(
             "no agent lives; none starts before the next submission or `rlsched agent start`"
@@ -129,6 +129,14 @@ def stop(url: str) -> None:
             f"{running} trainings go on; the next agent (next submission or `rlsched agent start`) "
             "takes them over"
         )
+
+
+def _held(files: AgentFiles) -> str | None:
+    """Why no agent starts by itself; None when one does."""
+    try:
+        return files.held.read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _identity(files: AgentFiles) -> Identity | None:

@@ -9,8 +9,9 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from mlflow_rlsched.store import Store, Task
 
+SERVER_WAIT_S = 20.0
 PIPE_WIDTH = 240
 ID_WIDTH = 8
 MIN_PREFIX = 4
@@ -125,6 +127,31 @@ def wake_agent(url: str) -> str | None:
     files.start()
     files.wake()
     return None
+
+
+def ask_server(action: Callable[[], object]) -> str | None:
+    """Ask something of a tracking server, which may be silent.
+
+    Returns:
+        What went wrong, None when the action ended well within ``SERVER_WAIT_S``.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    outcome: list[str | None] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  # any failure is a finding
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            outcome.append(lines[0][:300])
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SERVER_WAIT_S)
+    return outcome[0] if outcome else f"no answer within {SERVER_WAIT_S:g} s"
 
 
 def print_json(value: Any) -> None:

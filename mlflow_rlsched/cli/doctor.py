@@ -7,9 +7,8 @@ import re
 import shutil
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,13 +16,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlflow_rlsched.cli.common import duration, json_option, my_tasks, open_existing, print_json
+from mlflow_rlsched.cli.common import (
+    ask_server,
+    duration,
+    json_option,
+    my_tasks,
+    open_existing,
+    print_json,
+    short,
+)
 from mlflow_rlsched.daemon import AgentFiles, home
 
 if TYPE_CHECKING:
     from mlflow_rlsched.store import Quarantine
 
-TRACKING_WAIT_S = 20.0
 FRESH_S = 900.0
 MIN_FREE_BYTES = 2 * 2**30
 LOG_TAIL_BYTES = 64 * 1024
@@ -131,15 +137,18 @@ def check_store(url: str) -> Iterator[Finding]:
         if store is None:
             yield Finding("store", True, f"{url} is made by the first submission")
             yield check_agent(AgentFiles(url), unfinished=0)
+            yield check_forgotten(url, known=set())
             return
         with closing(store):
             unfinished = len(my_tasks(store))
             quarantined = store.quarantined(socket.gethostname())
+            known = {task.run_id for task in store.tasks()}
     except StoreError as error:
         yield Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
         return
     yield Finding("store", True, f"{url} opens; {unfinished} of your runs wait or run here")
     yield check_agent(AgentFiles(url), unfinished)
+    yield check_forgotten(url, known)
     yield check_quarantine(quarantined)
 
 
@@ -153,7 +162,69 @@ def check_agent(files: AgentFiles, unfinished: int) -> Finding:
     if unfinished:
         remedy = f"`rlsched agent start`; its log is {files.log}"
         return Finding("agent", False, f"none lives, and {unfinished} runs need one{said}", remedy)
+    if untold := untold_runs(files):
+        remedy = "`rlsched agent start`, once their tracking servers answer"
+        text = f"none lives, and {untold} runs are not told of completely to tracking servers"
+        return Finding("agent", False, text + said, remedy)
     return Finding("agent", True, "none lives, nothing to do: a submission starts it")
+
+
+def untold_runs(files: AgentFiles) -> int:
+    """Of how many runs something waits in the agent's outbox."""
+    from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
+
+    path = files.folder / OUTBOX
+    if not path.exists():
+        return 0
+    with closing(Outbox(path)) as outbox:
+        return len(outbox.runs())
+
+
+def check_forgotten(url: str, known: Set[str]) -> Finding:
+    """A store that was deleted leaves runs behind which MLflow takes for running or waiting."""
+    left = []
+
+    def ask() -> None:
+        for environment in (home() / "runs").glob("*/environment.json"):
+            if environment.parent.name not in known:
+                status = forgotten_status(environment, url)
+                left.extend([f"{short(environment.parent.name)} is {status}"] if status else [])
+
+    trouble = ask_server(ask)
+    if left:
+        text = f"not in the store, which was deleted or replaced: {', '.join(left)} in MLflow"
+        remedy = (
+            f"remove their folders from {home() / 'runs'}, which ends what still goes on of them, "
+            'then end them: `mlflow.MlflowClient().set_terminated(RUN_ID, "FAILED")`'
+        )
+        return Finding("forgotten runs", False, text, remedy)
+    if trouble is not None:
+        text = f"cannot be told: {without_credentials(trouble)}"
+        return Finding("forgotten runs", False, text, "see `tracking` below")
+    return Finding("forgotten runs", True, "none: what MLflow takes for running is in the store")
+
+
+def forgotten_status(environment: Path, url: str) -> str | None:
+    """RUNNING or SCHEDULED, when MLflow says so of a run directory of this store, else None."""
+    from mlflow_rlsched import protocol
+    from mlflow_rlsched.credentials import acting_for
+
+    variables = protocol.read_json(environment) or {}
+    if variables.get("RLSCHED_CFG_STORE") != url:
+        return None
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    with acting_for(variables):
+        client = MlflowClient(tracking_uri=variables["MLFLOW_TRACKING_URI"])
+        try:
+            info = client.get_run(environment.parent.name).info
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+    open_ended = info.lifecycle_stage == "active" and info.status in ("RUNNING", "SCHEDULED")
+    return str(info.status) if open_ended else None
 
 
 def last_error(log: Path) -> str | None:
@@ -224,8 +295,6 @@ def check_locks() -> Finding:
 
 def check_tracking() -> Finding:
     """The tracking server must answer, within a bounded time."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     import mlflow
 
     uri = mlflow.get_tracking_uri()
@@ -238,29 +307,10 @@ def check_tracking() -> Finding:
     def ask() -> object:
         return mlflow.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
 
-    outcome = in_time(ask, TRACKING_WAIT_S)
+    outcome = ask_server(ask)
     if outcome is None:
         return Finding("tracking", True, f"{shown} answers")
     return Finding("tracking", False, f"{shown}: {without_credentials(outcome)}", remedy)
-
-
-def in_time(action: Callable[[], object], seconds: float) -> str | None:
-    """What went wrong with an action, or None when it ended well within the time."""
-    outcome: list[str | None] = []
-
-    def run() -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001  # any failure is a finding
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            outcome.append(lines[0][:300])
-        else:
-            outcome.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return outcome[0] if outcome else f"no answer within {seconds:g} s"
 
 
 def without_credentials(text: str) -> str:

@@ -6,9 +6,18 @@ import time
 
 import click
 
-from mlflow_rlsched.cli.common import find_task, opened, short, store_option, wake_agent
+from mlflow_rlsched.cli.common import (
+    WrongUsage,
+    ask_server,
+    find_task,
+    opened,
+    short,
+    store_option,
+    wake_agent,
+)
+from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.daemon import user_name
-from mlflow_rlsched.store import Task
+from mlflow_rlsched.store import State, Task
 
 MAX_PRIORITY = 1_000_000
 
@@ -40,15 +49,54 @@ def cancel(run_ids: tuple[str, ...], url: str) -> None:
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that N may be negative
 @click.argument("run_id", metavar="RUN_ID")
-@click.argument("priority", metavar="N", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY))
+@click.argument("priority", metavar="N")
 @store_option
-def prioritize(run_id: str, priority: int, url: str) -> None:
-    """Give a run the priority N; larger goes first."""
+def prioritize(run_id: str, priority: str, url: str) -> None:
+    """Give a run the priority N, a whole number; larger goes first."""
+    number = _priority(priority)
     with opened(url) as store:
         task = find_task(store, run_id)
-        if not store.prioritize(task.run_id, priority):
+        if not store.prioritize(task.run_id, number):
             raise click.ClickException(f"{_name(task)} is {task.state.value} already")
-    _tell(url, f"{_name(task)} has priority {priority}")
+    _tell(url, f"{_name(task)} has priority {number}")
+
+
+def _priority(text: str) -> int:
+    try:
+        number = int(text)
+        if abs(number) <= MAX_PRIORITY:
+            return number
+    except ValueError:
+        pass
+    raise WrongUsage(
+        f"priority is {text!r}, must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+    )
+
+
+def _schedule_in_mlflow(task: Task) -> None:
+    """Make the MLflow run of a task SCHEDULED again, and refuse one that was deleted."""
+    from mlflow import MlflowClient
+
+    from mlflow_rlsched.agent.tracking import Delivery
+
+    delivery = Delivery.of(task)
+    stages: list[str] = []
+
+    def ask() -> None:
+        with acting_for(delivery.environment):
+            client = MlflowClient(tracking_uri=delivery.uri)
+            stages.append(client.get_run(task.run_id).info.lifecycle_stage)
+            if stages != ["deleted"]:
+                client.update_run(task.run_id, status="SCHEDULED")
+
+    trouble = ask_server(ask)
+    if stages == ["deleted"]:
+        raise click.ClickException(
+            f"{_name(task)} was deleted in MLflow: bring it back by "
+            f"`mlflow runs restore --run-id {task.run_id}`, then retry it"
+        )
+    if trouble is not None:
+        click.echo(f"its tracking server is told later: {redacted(trouble)}", err=True)
 
 
 @click.command()
@@ -58,6 +106,8 @@ def retry(run_id: str, url: str) -> None:
     """Queue a failed or killed run again, with all its retries; it resumes where it can."""
     with opened(url) as store:
         task = find_task(store, run_id)
+        if task.state in (State.FAILED, State.KILLED):
+            _schedule_in_mlflow(task)
         if not store.retry(task.run_id, time.time()):
             raise click.ClickException(
                 f"{_name(task)} is {task.state.value}: only failed and killed runs can be retried"

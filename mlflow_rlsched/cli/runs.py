@@ -18,6 +18,7 @@ from mlflow_rlsched.cli.common import (
     json_option,
     open_existing,
     opened,
+    plain,
     print_json,
     print_table,
     short,
@@ -173,11 +174,14 @@ def share_text(hold: Mapping[str, Any]) -> str:
 @json_option
 def logs(run_id: str, follow: bool, url: str, as_json: bool) -> None:
     """Print what a run printed, all its attempts one after the other."""
+    from mlflow_rlsched.store import State
+
     if follow and as_json:
         raise WrongUsage("--follow and --json exclude each other")
     with opened(url) as store:
         task = find_task(store, run_id)
         output = OutputFollower(Path(task.spec.run_dir))
+        said = None
         if as_json:
             whole = b"".join(iter(output.read, b""))
             print_json({"run_id": task.run_id, "output": whole.decode(errors="replace")})
@@ -189,4 +193,9 @@ def logs(run_id: str, follow: bool, url: str, as_json: bool) -> None:
                 click.echo(data, nl=False)
             if not follow or now is None or now.state.final:
                 return
+            if now.state is State.QUEUED and said != now.attempt:
+                said = now.attempt  # once, and again before each further attempt
+                reason = why(now, time.time())
+                text = f"run {short(now.run_id)} waits" + (f": {reason}" if reason else "")
+                click.echo(plain(text), err=True)
             time.sleep(FOLLOW_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_rlsched import protocol
+from mlflow_rlsched import decision_log, protocol
 from mlflow_rlsched.cli.common import (
     clock,
     duration,
@@ -24,6 +24,7 @@ from mlflow_rlsched.cli.common import (
     store_option,
     table,
 )
+from mlflow_rlsched.cli.explain import print_story
 from mlflow_rlsched.cli.runs import share_text, why
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 10
+STORY_ROWS = 20
 
 
 @click.command()
@@ -80,6 +82,7 @@ def describe(task: Task, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "progress": progress,
         "run_dir": spec.run_dir,
         "tracking_uri": spec.tracking_uri,
+        "decisions": list(decision_log.read(Path(spec.run_dir))),
         "tracked": task.tracked,
         "mlflow": _where(task),
         "last_output": _last_lines(folder / "output.log"),
@@ -176,6 +179,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
         click.echo()
         headings = ["ATTEMPT", "STARTED", "LASTED", "DEVICES", "CODE", "REASON", "MESSAGE"]
         print_table(table(headings, (_attempt_row(a, now) for a in about["attempts"])))
+    print_story(about["decisions"], STORY_ROWS)
     if failed and about["last_output"]:
         click.echo("\nlast output:")
         for line in about["last_output"]:

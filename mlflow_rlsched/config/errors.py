@@ -15,13 +15,12 @@ _LONGEST_VALUE = 60
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used: one line with the key, its place and a remedy."""
+    """A configuration that cannot be used: a line for each wrong key, its place and a remedy."""
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> ConfigError:
-        """The error for one or more problems: the first in full, the others as a number."""
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return cls(problems[0] + more)
+        """The error for one or more problems, one a line."""
+        return cls("\n".join(problems))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mlflow_rlsched.config.errors import ConfigError, Layer, explain, origin, section, shown
-from mlflow_rlsched.config.keys import MAX_GPUS, RunConfig, Settings
+from mlflow_rlsched.config.keys import MAX_GPUS, POLICIES, RunConfig, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,14 +41,14 @@ _RESERVED = frozenset(  # what MLflow itself puts into the backend configuration
         "_mlflow_local_backend_run_id",
     }
 )
-_AVAILABLE: Mapping[str, Any] = {  # the only value of a key that this version can honour
-    "policy": "fixed",
-    "executor": "local",
-    "launcher": "command",
-    "memory_cap_gb": None,
-    "quantum_s": None,
-    "quotas": {},
-    "weights": {},
+_AVAILABLE: Mapping[str, Sequence[Any]] = {  # the values of a key that this version can honour
+    "policy": POLICIES,
+    "executor": ("local",),
+    "launcher": ("command",),
+    "memory_cap_gb": (None,),
+    "quantum_s": (None,),
+    "quotas": ({},),
+    "weights": ({},),
 }
 
 
@@ -108,9 +108,9 @@ def _settings(layers: Sequence[Layer]) -> Settings:
         raise ConfigError.of(explain(error, Settings, layers)) from None
     unavailable = [
         f"{origin((key,), layers)}: {key} {shown(getattr(settings, key))} is not available in"
-        f" this version; write {shown(only)}"
-        for key, only in _AVAILABLE.items()
-        if getattr(settings, key) != only
+        f" this version; write {' or '.join(map(shown, available))}"
+        for key, available in _AVAILABLE.items()
+        if getattr(settings, key) not in available
     ]
     if unavailable:
         raise ConfigError.of(unavailable)

@@ -86,8 +86,10 @@ class LocalExecutor:
         """How the attempt ended, or None while its shim lives or its remains are being cleaned.
 
         An attempt whose shim died without a word is declared void, so that a late shim gives
-        up, and every process of it is killed; when none is left it has ended as ``lost``, or as
-        ``not_started`` when no shim had begun before an earlier agent died.
+        up, and every process of it is killed; when none is left it has ended: as ``lost``; as
+        ``not_started`` when no shim had begun before an earlier agent died; as ``start_failed``,
+        which is not tried again, when the shim itself failed before it started anything, or the
+        run directory is gone.
 
         Raises:
             OSError: The attempt cannot be declared void (a full disk); ask again later.
@@ -128,11 +130,21 @@ class LocalExecutor:
         container = spec and spec.get("container")
         if container and not self._removed(folder, str(container)):
             return None
-        number = int(folder.name)
+        return protocol.Exit(int(folder.name), None, *self._why_it_died(folder))
+
+    def _why_it_died(self, folder: Path) -> tuple[str, str]:
+        """The class, and one sentence, of an attempt whose shim died without a word."""
+        run_dir = folder.parent.parent
+        if not run_dir.exists():
+            return "start_failed", f"its run directory {run_dir} was deleted while it ran"
+        log = folder / "shim.log"
+        traceback = log.read_text(errors="replace").splitlines() if log.exists() else []
+        if traceback:
+            kind = "lost" if (folder / "output.log").exists() else "start_failed"
+            return kind, f"its supervising process (the shim) failed: {traceback[-1]} (see {log})"
         if folder not in self._shims and not (folder / "shim.json").exists():
-            return protocol.Exit(number, None, "not_started", "its agent died first")
-        message = "its supervising process (the shim) was killed"
-        return protocol.Exit(number, None, "lost", message)
+            return "not_started", "its agent died first"
+        return "lost", "its supervising process (the shim) was killed"
 
     def _removed(self, folder: Path, container: str) -> bool:
         """Whether the removal of a buried attempt's container, begun here, is over."""

@@ -86,7 +86,9 @@ class Shim:
                 self._finish(reason, message, killed)
             else:
                 self._finish("device_busy", f"device {busy} is locked by another task")
-        self._call_agent()
+        self._keep_agent()
+        with contextlib.suppress(OSError):
+            self._agent.wake()
 
     def _ended(self) -> bool:
         return (self._folder / "exit.json").exists()
@@ -103,7 +105,7 @@ class Shim:
             self._pause(_TICK_S)
             reason = None if self._code is not None else self._stop_reason()
             if time.monotonic() >= agent_check:
-                self._call_agent()
+                self._keep_agent()
                 agent_check = time.monotonic() + _AGENT_CHECK_S
         patient = self._leftover_patience() if reason is None else self._stop_patience()
         killed = processes.end(self._survivors, patient, self._pause)
@@ -204,12 +206,10 @@ class Shim:
                 os.fsync(file.fileno())
             os.replace(reserved, self._folder / "exit.json")
 
-    def _call_agent(self) -> None:
-        """Wake the agent, or start one when it is dead; what fails is tried again later."""
+    def _keep_agent(self) -> None:
+        """Start an agent when it is dead; what fails is tried again later."""
         with contextlib.suppress(OSError):
-            if self._agent.alive():
-                self._agent.wake()
-            elif self._agent.folder.exists():
+            if self._agent.folder.exists() and not self._agent.alive():
                 self._start_agent()
 
     def _start_agent(self) -> None:

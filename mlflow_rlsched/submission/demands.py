@@ -83,4 +83,4 @@ def check_devices(config: RunConfig, limit: list[str] | None) -> None:
         where += f" within CUDA_VISIBLE_DEVICES={','.join(limit)}"
     if len(suited) < len(devices):
         where += f", {len(suited)} of them as `requires` asks"
-    raise ConfigError(f"gpus.initial asks for {wanted} {kind}, but {where}")
+    raise ConfigError(f"gpus: it asks for {wanted} {kind}, but {where}")

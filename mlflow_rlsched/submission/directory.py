@@ -98,13 +98,18 @@ def announced(tracking_uri: str, experiment_id: str) -> Iterator[Announcement]:
 
 
 def prepare(
-    folder: Path, tracking_uri: str, named: tuple[str, ...], docker_auth: dict[str, Any] | None
+    folder: Path,
+    tracking_uri: str,
+    store: str,
+    named: tuple[str, ...],
+    docker_auth: dict[str, Any] | None,
 ) -> None:
     """Write what a run directory holds from the start: the submitter's environment.
 
     Args:
         folder: Where the run directory is prepared.
         tracking_uri: Absolute tracking URI, with credentials if it has any.
+        store: Absolute URL of the store that the task will be in.
         named: Further variables to take along.
         docker_auth: Credentials for a Docker registry, or None.
     """
@@ -113,6 +118,7 @@ def prepare(
     environment["PATH"] = os.pathsep.join([bin_dir, environment.get("PATH", os.defpath)])
     environment["MLFLOW_TRACKING_URI"] = tracking_uri
     environment["RLSCHED_HOME"] = str(home())
+    environment["RLSCHED_CFG_STORE"] = store  # also tells whose folder it is
     environment.setdefault("PYTHONUNBUFFERED", "1")  # so that output streams
     protocol.write_json(folder / "environment.json", environment)
     if docker_auth:

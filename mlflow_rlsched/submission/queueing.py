@@ -94,7 +94,8 @@ def _checked(
         check_devices(config, limit)
     recorded = parameters.recorded(config)
     tracking.check_params(recorded)
-    prepare(announcement.folder, uri, config.env, request.backend_config.get("docker_auth"))
+    docker_auth = request.backend_config.get("docker_auth")
+    prepare(announcement.folder, uri, config.store, config.env, docker_auth)
     spec = TaskSpec(
         run_id="",
         experiment_id=request.experiment_id,

@@ -2,12 +2,12 @@
 
 ::
 
-    from mlflow_rlsched import attach
+    from mlflow_rlsched import ElasticDataLoader, attach
 
     with attach(batch_size=64, learning_rate=0.1) as session:
         state = session.load()                      # None at the first start
         session.apply(optimizer)
-        for batch in batches(session.knobs.batch_size):
+        for batch in ElasticDataLoader(dataset, session):  # or by session.knobs.batch_size
             ...
             session.step(loss=loss, samples=len(batch))
             if session.should_save:

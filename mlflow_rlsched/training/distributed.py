@@ -32,6 +32,12 @@ def rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
+def world_size() -> int:
+    """Ranks of the process group; 1 without one."""
+    dist = _process_group()
+    return 1 if dist is None else int(dist.get_world_size())
+
+
 class Agreement:
     """Gives every rank the directive of rank 0 at the same step.
 
@@ -60,10 +66,7 @@ class Agreement:
     @classmethod
     def join(cls, attempt: int, interval_s: float) -> Agreement | None:
         """An agreement of all ranks, each of which calls this; None for a job of one process."""
-        dist = _process_group()
-        if dist is None or dist.get_world_size() == 1:
-            return None
-        return cls(attempt, interval_s)
+        return None if world_size() == 1 else cls(attempt, interval_s)
 
     def step(self, read: Callable[[], Directive | None]) -> Directive | None:
         """Count a step; at an exchange, return the directive that all ranks obey from now on.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
 _TEXTS = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED", "RESOURCE_EXHAUSTED")
 
 
@@ -21,3 +25,16 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         link = link.__cause__
     return False
+
+
+def when_uncaught(note: Callable[[BaseException], None]) -> None:
+    """Call ``note`` with an error that ends the process, after its traceback was printed."""
+    previous = sys.excepthook
+
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        previous(kind, error, trace)
+        note(error)
+
+    sys.excepthook = uncaught

@@ -1,9 +1,22 @@
-"""Scaling of the learning rate underneath the user's own schedule."""
+"""What an optimizer is, and the learning rate underneath the user's own schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+_ADAM_LIKE = {"rmsprop", "adagrad", "adadelta", "adafactor", "lamb", "lion"}
+
+
+def family(optimizer: Any) -> str:
+    """``sgd``, ``adam`` (all whose step does not grow with the gradient), else the class's name.
+
+    That is what decides how the learning rate follows the batch size.
+    """
+    names = [base.__name__.lower() for base in type(optimizer).__mro__]
+    if any("adam" in name or name in _ADAM_LIKE for name in names):
+        return "adam"
+    return "sgd" if "sgd" in names else names[0]
 
 
 def scale_steps(optimizer: Any, scale: Callable[[], float]) -> None:

@@ -47,6 +47,31 @@ class Reporter:
             log.warning("mlflow-rlsched: %s; the training goes on without this report", what)
 
 
+_KNOWN = ("epoch", "progress", "grad_norm", "grad_sqr", "grad_var", "input_wait")
+
+
+class Told:
+    """What the training said and no line has yet."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
+
+    def metric(self, name: str, value: float) -> None:
+        """A value of the training's own, or one of the names that every scheduler knows."""
+        (self._fields if name in _KNOWN else self._metrics)[name] = value
+
+    def fields(self, fields: Mapping[str, Any]) -> None:
+        """Fields of the next line, as the protocol names them."""
+        self._fields.update(fields)
+
+    def take(self) -> dict[str, Any]:
+        """The fields of a line; the next one starts anew."""
+        taken = self._fields | ({"metrics": self._metrics} if self._metrics else {})
+        self._fields, self._metrics = {}, {}
+        return taken
+
+
 def number(value: Any) -> float:
     """``value`` as a float; waits for the device that holds it.
 
@@ -68,36 +93,93 @@ def number(value: Any) -> float:
     raise TypeError(f"expected a number or a tensor of one element, got {type(value).__name__}")
 
 
-class LossProbe:
-    """Reads the loss now and then without ever waiting for a device."""
+def device_memory() -> dict[str, float]:
+    """``memory_bytes``: most that was allocated on the current GPU since the call before.
+
+    Nothing when the training uses none. Waits for no device.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return {"memory_bytes": peak}
+
+
+class HostCopy:
+    """The values of a tensor on their way to the host; nobody waits for them."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._host, self._arrived = tensor.detach(), None
+        if tensor.is_cuda:
+            torch = sys.modules["torch"]
+            with torch.cuda.device(tensor.device):
+                self._host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=True)
+                self._host.copy_(tensor.detach(), non_blocking=True)
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+
+    def values(self) -> list[float] | None:
+        """The values, flat; None while they are on their way."""
+        if self._arrived is not None and not self._arrived.query():
+            return None
+        return list(map(float, self._host.reshape(-1).tolist()))
+
+
+class Losses:
+    """Mean of the losses of several steps; of losses on a GPU, one now and then.
+
+    A loss that is not finite is counted and left out of the mean.
+    """
 
     def __init__(self) -> None:
-        self._pending: tuple[Any, Any] | None = None  # pinned host tensor, CUDA event
+        self._pending: HostCopy | None = None
+        self._sum, self._finite, self._nonfinite = 0.0, 0, 0
+        self._wild = 0.0  # the last that was not finite
 
-    def read(self, loss: Any) -> float | None:
-        """The value of ``loss``; for one on a GPU, that of an earlier call once it has arrived.
+    def add(self, loss: Any) -> None:
+        """Count the loss of a step, if looking at it costs nothing."""
+        if isinstance(loss, float):
+            self._count(loss)
+        elif getattr(loss, "is_cpu", False) and loss.numel() == 1:
+            self._count(loss.item())
+
+    def take(self, loss: Any) -> dict[str, float]:
+        """``loss`` and ``nonfinite_losses`` of a report line; the next line starts anew.
+
+        Args:
+            loss: That of the newest step; used when ``add`` could look at none. For one on a GPU
+                the line has that of an earlier call once it has arrived.
 
         Raises:
-            TypeError: It is no number.
+            TypeError: ``loss`` is no number.
         """
+        if self._finite + self._nonfinite == 0 and loss is not None:
+            self._read(loss)
+        line: dict[str, float] = {}
+        if self._finite:
+            line["loss"] = self._sum / self._finite
+        if self._nonfinite:
+            line = {"loss": self._wild, **line, "nonfinite_losses": self._nonfinite}
+        self._sum, self._finite, self._nonfinite = 0.0, 0, 0
+        return line
+
+    def _count(self, value: float) -> None:
+        if math.isfinite(value):
+            self._sum += value
+            self._finite += 1
+        else:
+            self._wild = value
+            self._nonfinite += 1
+
+    def _read(self, loss: Any) -> None:
         if not getattr(loss, "is_cuda", False):
-            return number(loss)
-        value = None
-        if self._pending is not None and self._pending[1].query():
-            value = float(self._pending[0])
+            self._count(number(loss))
+            return
+        if self._pending is not None and (values := self._pending.values()) is not None:
+            self._count(values[0])
             self._pending = None
         if self._pending is None:
-            self._pending = self._start_copy(loss)
-        return value
-
-    @staticmethod
-    def _start_copy(loss: Any) -> tuple[Any, Any]:
-        if loss.numel() != 1:
-            raise TypeError(f"expected a loss of one element, got the shape {tuple(loss.shape)}")
-        torch = sys.modules["torch"]
-        with torch.cuda.device(loss.device):
-            host = torch.empty((), dtype=torch.float32, pin_memory=True)
-            host.copy_(loss.detach().reshape(()).float(), non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return host, arrived
+            if loss.numel() != 1:
+                raise TypeError(f"expected one element, got the shape {tuple(loss.shape)}")
+            self._pending = HostCopy(loss)

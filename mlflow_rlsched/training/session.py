@@ -18,15 +18,15 @@ from mlflow_rlsched.protocol import Directive
 from mlflow_rlsched.training import distributed
 from mlflow_rlsched.training.attempt import Attempt, Mail
 from mlflow_rlsched.training.checkpoint import Checkpoints, Position
-from mlflow_rlsched.training.oom import is_out_of_memory
-from mlflow_rlsched.training.optimizer import scale_steps
-from mlflow_rlsched.training.reporter import LossProbe, Reporter, number
+from mlflow_rlsched.training.gradients import GradientProbe
+from mlflow_rlsched.training.oom import is_out_of_memory, when_uncaught
+from mlflow_rlsched.training.optimizer import family, scale_steps
+from mlflow_rlsched.training.reporter import Losses, Reporter, Told, device_memory, number
 
 log = logging.getLogger("mlflow_rlsched.training")
 
 LOOK_S = 0.2
 REPORT_S = 1.0
-_TOLD = ("epoch", "progress", "grad_norm", "grad_sqr", "grad_var", "input_wait")
 
 
 @dataclass
@@ -76,9 +76,10 @@ class Session:
         self._should_stop = self._stop_seen = self._save_asked = False
         self._introduced = self._joined = self._ended = False
         self._agreement: distributed.Agreement | None = None
-        self._told: dict[str, float] = {}
-        self._metrics: dict[str, float] = {}
-        self._loss = LossProbe()
+        self._told = Told()
+        self._total_samples: int | None = None
+        self._losses = Losses()
+        self._gradients: GradientProbe | None = None
         self._warned: set[str] = set()
         self._scaled: list[Any] = []
         self._look_at = self._report_at = math.inf
@@ -89,7 +90,8 @@ class Session:
             self._reporter = Reporter(attempt.folder / "report.jsonl")
             self._checkpoints = Checkpoints(attempt.checkpoints, attempt.number)
             self._obey(self._mail.read())
-            self._watch_exit()
+            when_uncaught(self._note_uncaught)
+            atexit.register(self._flush)
 
     def __enter__(self) -> Session:
         return self
@@ -130,9 +132,15 @@ class Session:
         Returns:
             Whether the knobs changed.
         """
+        count = (self.knobs.batch_size or 0) if samples is None else samples
         self.steps += 1
-        self.samples += (self.knobs.batch_size or 0) if samples is None else samples
+        self.samples += count
+        if self._attempt is None:
+            return False
+        self._losses.add(loss)
         now = time.monotonic()
+        if self._gradients is not None and self._gradients.armed:
+            self._gradients.stepped(count, now)
         if now < self._look_at and self._agreement is None:
             return False
         return self._look(now, loss)
@@ -146,17 +154,36 @@ class Session:
         """
         for name, value in values.items():
             try:
-                target = self._told if name in _TOLD else self._metrics
-                target[name] = number(value)
+                found = number(value)
             except TypeError as error:
                 self._warn_once(f"session.report({name}=…) is skipped: {error}")
-        self.epoch = self._told.get("epoch", self.epoch)
+                continue
+            self._told.metric(name, found)
+            if name == "epoch":
+                self.epoch = found
         now = time.monotonic()
         if now >= self._report_at:
             self._report(now, None)
 
+    def describe(
+        self, *, dataset_size: int, drop_last: bool, total_samples: int | None = None
+    ) -> None:
+        """Say what the training reads; ``ElasticDataLoader`` does it by itself.
+
+        Args:
+            dataset_size: Samples of an epoch.
+            drop_last: Whether a last batch that is not full is left out.
+            total_samples: Samples of the whole training: from then on every report has the
+                ``progress``.
+        """
+        self._told.fields({"dataset_size": dataset_size, "drop_last": int(drop_last)})
+        self._total_samples = total_samples
+
     def apply(self, optimizer: Any) -> None:
         """Multiply each parameter group's learning rate by ``lr_scale``, from now on.
+
+        Of the first optimizer the kind is reported and, about once a second, the noise of its
+        gradients (see ``gradients``).
 
         Call it once for each optimizer; calling it again changes nothing. The factor is there
         only while ``optimizer.step()`` runs, so schedulers and ``state_dict()`` keep the values
@@ -168,6 +195,9 @@ class Session:
         if not any(optimizer is known for known in self._scaled):
             scale_steps(optimizer, lambda: self.knobs.lr_scale)
             self._scaled.append(optimizer)
+            if self._gradients is None:
+                self._gradients = GradientProbe(optimizer)
+                self._told.fields({"optimizer": family(optimizer)})
 
     def save(self, state: Any) -> bool:
         """Write a checkpoint: complete or absent, whenever the process is killed.
@@ -259,6 +289,8 @@ class Session:
         changed = self._obey(directive)
         if now >= self._report_at:
             self._report(now, loss)
+        if self._gradients is not None:
+            self._gradients.arm(now)
         self._look_at = min(now + LOOK_S, self._report_at)
         return changed
 
@@ -303,28 +335,24 @@ class Session:
             "batch_size": self.knobs.batch_size,
             "learning_rate": self.knobs.learning_rate,
             "applied_seq": self._seq,
+            "progress": self._total_samples and min(1.0, self.samples / self._total_samples),
         }
         return {name: value for name, value in line.items() if value is not None}
 
     def _report(self, now: float, loss: Any) -> None:
         self._report_at = now + REPORT_S
-        line = self._line()
-        if loss is not None:
-            try:
-                value = self._loss.read(loss)
-            except TypeError as error:
-                self._warn_once(f"session.step(loss=…) is skipped: {error}")
-            else:
-                line |= {} if value is None else {"loss": value}
-        self._write(line | self._take_told())
+        self._write(self._line() | self._measured(loss) | self._told.take())
 
-    def _take_told(self) -> dict[str, Any]:
-        told: dict[str, Any] = dict(self._told)
-        if self._metrics:
-            told["metrics"] = dict(self._metrics)
-        self._told.clear()
-        self._metrics.clear()
-        return told
+    def _measured(self, loss: Any) -> dict[str, float]:
+        """What the session measured itself since the line before."""
+        measured = device_memory()
+        if self._gradients is not None:
+            measured |= self._gradients.read()
+        try:
+            measured |= self._losses.take(loss)
+        except TypeError as error:
+            self._warn_once(f"session.step(loss=…) is skipped: {error}")
+        return measured
 
     def _write(self, line: Mapping[str, Any], every_rank: bool = False) -> None:
         self._introduce()
@@ -332,13 +360,13 @@ class Session:
             self._reporter.write(line)
 
     def _flush(self) -> None:
-        if self._told or self._metrics:
-            self._write(self._line() | self._take_told())
+        if told := self._told.take():
+            self._write(self._line() | told)
 
     def _end(self, event: str) -> None:
         if self._attempt is not None and not self._ended:
             self._ended = True
-            self._write({"event": event, **self._line(), **self._take_told()})
+            self._write({"event": event, **self._line(), **self._told.take()})
 
     def _note_out_of_memory(self, error: BaseException) -> bool:
         if not is_out_of_memory(error):
@@ -349,21 +377,11 @@ class Session:
             self._write({"event": "oom", "message": message, **self._line()}, every_rank=True)
         return True
 
-    def _watch_exit(self) -> None:
-        """Report what is left at the end, and errors that nobody caught."""
-        previous = sys.excepthook
-
-        def uncaught(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
-        ) -> None:
-            previous(kind, error, trace)
-            if self._note_out_of_memory(error):
-                batch = self.knobs.batch_size
-                size = "" if batch is None else f" with a batch size of {batch}"
-                print(f"mlflow-rlsched: out of memory{size}", file=sys.stderr)
-
-        sys.excepthook = uncaught
-        atexit.register(self._flush)
+    def _note_uncaught(self, error: BaseException) -> None:
+        if self._note_out_of_memory(error):
+            batch = self.knobs.batch_size
+            size = "" if batch is None else f" with a batch size of {batch}"
+            print(f"mlflow-rlsched: out of memory{size}", file=sys.stderr)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -14,7 +14,7 @@ from mlflow.entities import Metric
 from sklearn.datasets import load_digits
 from torch import nn
 
-from mlflow_rlsched import attach
+from mlflow_rlsched import ElasticDataLoader, attach
 
 VALIDATION = 360
 SAVE_EVERY_S = 5
@@ -59,14 +59,19 @@ class Training:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         print(f"training on {described(device)}")
         images, labels = load_images(device)
-        self.train_set = images[VALIDATION:], labels[VALIDATION:]
+        train_images, train_labels = images[VALIDATION:], labels[VALIDATION:]
+        self.loader = ElasticDataLoader(
+            range(len(train_labels)),
+            session,
+            seed=args.seed,
+            epochs=args.epochs,
+            collate_fn=lambda rows: (train_images[rows], train_labels[rows]),
+        )
         self.validation_set = images[:VALIDATION], labels[:VALIDATION]
         self.model = network(args.width).to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.lr)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, args.epochs)
-        self.epoch = 0
-        self.position = 0  # samples of this epoch so far
-        self.loss_sum = torch.zeros((), device=device)  # over these samples
+        self.loss_sum = torch.zeros((), device=device)  # over the samples of this epoch so far
         self.points = []  # metrics since the last checkpoint: [key, value, time in ms, step]
         self.saved_at = time.monotonic()
         session.apply(self.optimizer)
@@ -78,8 +83,7 @@ class Training:
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self.schedule.state_dict(),
-                "epoch": self.epoch,
-                "position": self.position,
+                "loader": self.loader.state_dict(),
                 "loss_sum": self.loss_sum,
                 "points": self.points,
             }
@@ -91,7 +95,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.loader.load_state_dict(state["loader"])
         self.loss_sum.copy_(state["loss_sum"])
         self.points = state["points"]
         self.log_points()
@@ -103,19 +107,14 @@ class Training:
 
     def run(self):
         """Train to the end; returns early when the session asks to stop."""
-        images, labels = self.train_set
-        while self.epoch < self.args.epochs:
-            seed = self.args.seed * 100_003 + self.epoch
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-            while self.position < len(labels):
-                batch = order[self.position : self.position + self.session.knobs.batch_size]
-                loss = nn.functional.cross_entropy(self.model(images[batch]), labels[batch])
+        while self.loader.epoch < self.args.epochs:
+            for images, labels in self.loader:
+                loss = nn.functional.cross_entropy(self.model(images), labels)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
-                self.position += len(batch)
-                self.loss_sum += loss.detach() * len(batch)
-                self.session.step(loss=loss, samples=len(batch))
+                self.loss_sum += loss.detach() * len(labels)
+                self.session.step(loss=loss, samples=len(labels))
                 if self.session.should_save:
                     self.save()
                 if self.session.should_stop:
@@ -126,22 +125,15 @@ class Training:
         self.save()
 
     def finish_epoch(self):
-        loss = self.loss_sum.item() / self.position
-        self.schedule.step()
-        self.epoch += 1
-        self.position = 0
+        epoch, loss = self.loader.epoch, self.loss_sum.item() / self.loader.dataset_size
         self.loss_sum.zero_()
+        self.schedule.step()
         val_loss, val_accuracy = self.validate()
         now = int(time.time() * 1000)
         metrics = {"loss": loss, "val_loss": val_loss, "val_accuracy": val_accuracy}
-        self.points += [[key, value, now, self.epoch] for key, value in metrics.items()]
-        self.session.report(
-            val_loss=val_loss,
-            val_accuracy=val_accuracy,
-            epoch=self.epoch,
-            progress=self.epoch / self.args.epochs,
-        )
-        print(f"epoch {self.epoch}: val_loss {val_loss:.4f}, val_accuracy {val_accuracy:.4f}")
+        self.points += [[key, value, now, epoch] for key, value in metrics.items()]
+        self.session.report(val_loss=val_loss, val_accuracy=val_accuracy, epoch=epoch)
+        print(f"epoch {epoch}: val_loss {val_loss:.4f}, val_accuracy {val_accuracy:.4f}")
 
     @torch.no_grad()
     def validate(self):

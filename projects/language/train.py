@@ -68,6 +68,9 @@ class Training:
         self.points = []  # metrics since the last checkpoint: [key, value, time in ms, step]
         self.saved_at = time.monotonic()
         session.apply(self.optimizer)
+        session.describe(
+            dataset_size=len(self.train_set), drop_last=False, total_samples=args.sequences
+        )
 
     def save(self):
         """Save, then log: an attempt that resumes repeats the very same points, no others."""
@@ -129,11 +132,7 @@ class Training:
         now = int(time.time() * 1000)
         metrics = {"loss": loss.item(), "val_loss": val_loss}
         self.points += [[key, value, now, self.seen] for key, value in metrics.items()]
-        self.session.report(
-            val_loss=val_loss,
-            epoch=self.seen / len(self.train_set),
-            progress=self.seen / self.args.sequences,
-        )
+        self.session.report(val_loss=val_loss, epoch=self.seen / len(self.train_set))
         print(f"{self.seen} sequences: val_loss {val_loss:.4f}")
 
 

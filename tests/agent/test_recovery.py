@@ -159,6 +159,8 @@ def test_out_of_memory_without_a_batch_size_fails_with_the_reason() -> None:
 def test_user_error_tells_the_last_line_of_the_output() -> None:
     _, message = classify(ended(3, output="Traceback\n  …\nValueError: no such column\n\n"))
     assert message == "it exited with code 3: ValueError: no such column"
+    _, message = classify(ended(3, output="x" * 1000))
+    assert message == f"it exited with code 3: {'x' * 299}…"
 
 
 def test_message_of_a_task_holds_printable_text_only() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_rlsched import processes, protocol
+from mlflow_rlsched.agent import service as service_module
 from mlflow_rlsched.agent.service import Service
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.filelock import FileLock
@@ -32,9 +33,10 @@ class Worker:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.told = True
 
     def has_told_all(self) -> bool:
-        return True
+        return self.told
 
     def sign_off(self) -> None:
         pass
@@ -81,6 +83,29 @@ def test_agent_that_left_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
     files.create()
     assert files.lock.acquire()
     assert Service(files, Worker(store), 0.0)._leave()  # type: ignore[arg-type]
+    assert not files.alive()
+    store.close()
+
+
+def test_agent_does_not_wait_for_ever_for_a_silent_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock is simulated. What is left to tell is on disk, for the next agent."""
+    url = f"sqlite:///{tmp_path}/rlsched.db"
+    files, store = AgentFiles(url), open_store(url)
+    files.create()
+    assert files.lock.acquire()
+    worker = Worker(store)
+    service = Service(files, worker, 60.0)  # type: ignore[arg-type]
+    now = 1000.0
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: now)
+    assert not service._is_over(now - 59)
+    assert service._is_over(now - 61)
+    worker.told = False
+    assert not service._is_over(now - 3600)
+    assert service._is_over(now - 3661)
+    assert service._leave()
+    assert "the rest stays on disk, and the next agent tells it" in caplog.text
     assert not files.alive()
     store.close()
 
@@ -221,16 +246,25 @@ def test_agent_ends_when_its_store_vanished_and_does_not_come_back(world: World)
     wait_for(lambda: time.monotonic() > began + 6)  # a shim looks after its agent every 5 s
     assert not world.agent.alive()
     assert not (world.home / "rlsched.db").exists()
+    assert "its store was deleted or replaced" in world.rlsched("agent", "status").stdout
+    wait_for(lambda: world.run_of(run.run_id).info.status == "RUNNING")
+    found = world.rlsched("doctor")
+    assert found.returncode == 1
+    assert f"{run.run_id[:8]} is RUNNING in MLflow" in found.stdout
+    shutil.rmtree(world.home / "runs" / run.run_id)
+    wait_for(lambda: not shim.alive())
+    assert "✓ forgotten runs" in world.rlsched("doctor").stdout
 
 
 def test_run_whose_directory_was_deleted_fails_and_leaves_nothing(world: World) -> None:
-    run = world.submit(FAULTY, "script", LONG, {"grace_s": 0, "retry_delays_s": [0]})
+    run = world.submit(FAULTY, "script", LONG, {"grace_s": 0})
     world.running(run.run_id)
     run_dir = Path(world.task(run.run_id).spec.run_dir)
     shutil.rmtree(run_dir)
     task = world.over(run.run_id)
     assert (task.state, task.exit_reason) == (State.FAILED, "start_failed")
-    assert str(run_dir) in task.message
+    assert task.message == f"its run directory {run_dir} was deleted while it ran"
+    assert task.attempt == 1
     assert world.run_of(run.run_id).info.status == "FAILED"
     assert world.training_processes() == []
     assert world.submit(FAULTY, "script", QUICK).wait() is True

@@ -69,7 +69,7 @@ def test_a_tree_is_measured_whole_and_alone() -> None:
     try:
         used = memory = 0.0
         while used < 20 or memory < 100:
-            sample = sampler.sample(targets)
+            sample = {k: s.metrics for k, s in sampler.sample(targets).items()}
             used = max(used, sample["busy"].get("system/cpu_utilization_percentage", 0.0))
             memory = sample["busy"].get("system/system_memory_usage_megabytes", 0.0)
         assert set(sample["none"]) == {
@@ -79,6 +79,18 @@ def test_a_tree_is_measured_whole_and_alone() -> None:
     finally:
         os.killpg(root.pid, signal.SIGKILL)
         root.wait()
+
+
+def test_the_first_sample_of_a_tree_says_nothing_of_its_cpu() -> None:
+    root = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    sampler = Sampler(CpuInventory())
+    wrapper = Target("r", os.getpid(), ())
+    try:
+        first, second = (sampler.sample([wrapper])["r"].metrics for _ in range(2))
+    finally:
+        root.kill()
+        root.wait()
+    assert set(second) - set(first) == {"system/cpu_utilization_percentage"}
 
 
 class _Lost(Inventory):
@@ -104,14 +116,15 @@ class _Lost(Inventory):
 
 def test_a_lost_device_is_told() -> None:
     sampler = Sampler(_Lost())
-    sampler.sample([Target("r", os.getpid(), (GPU,)), Target("other", os.getpid(), ())])
-    assert sampler.lost == {"r": "device GPU-1 does not answer any more"}
+    samples = sampler.sample([Target("r", os.getpid(), (GPU,)), Target("other", os.getpid(), ())])
+    assert samples["r"].lost == "device GPU-1 does not answer any more"
+    assert samples["other"].lost is None
 
 
 @pytest.mark.parametrize("pid", [2**22 + 1, 1])
 def test_a_tree_that_is_gone_or_not_ours_is_no_error(pid: int) -> None:
     sample = Sampler(CpuInventory()).sample([Target("r", pid, ())])
-    assert min(sample["r"].values()) >= 0
+    assert min(sample["r"].metrics.values()) >= 0
 
 
 def test_a_tree_that_has_just_ended_is_left_out() -> None:
@@ -128,6 +141,6 @@ def test_a_tree_that_has_just_ended_is_left_out() -> None:
         return statuses == [psutil.STATUS_ZOMBIE]
 
     wait_for(zombie)
-    sample = sampler.sample([Target("ended", root.pid, ())])["ended"]
+    sample = sampler.sample([Target("ended", root.pid, ())])["ended"].metrics
     root.communicate("\n")
     assert not [name for name in sample if "network" not in name]

@@ -24,7 +24,7 @@ from mlflow_rlsched.agent.outbox import Message, Outbox
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.store import Ending, State, StoreError
 from tests.task_specs import make_spec
-from tests.world import World, wait_for
+from tests.world import World, make_tracking_database, wait_for
 
 FINAL = {
     "status": "FINISHED",
@@ -254,11 +254,60 @@ def test_a_deleted_run_is_noticed_and_its_messages_are_dropped(desk: Desk) -> No
     assert desk.tracker.gone == set()
 
 
-def test_a_run_that_its_server_never_had_is_gone(desk: Desk) -> None:
-    run_id = desk.run(desk.world.tracking_uri)
+def test_a_run_that_its_server_does_not_know_is_not_taken_for_deleted(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server may have been started with another database; all is kept until it has ours."""
+    run_id = desk.run()
+    database = desk.world.folder / "mlflow.db"
+    ours = database.read_bytes()
+    make_tracking_database(database, "file:///nowhere")
     desk.tracker.put(run_id, "tags", {"x": "1"})
+    desk.tracker.put(run_id, "final", FINAL)
+    desk.tracker.watch([run_id])
     desk.tracker.start()
-    wait_for(lambda: run_id in desk.tracker.gone)
+    wait_for(lambda: f"run {run_id}: cannot deliver" in caplog.text)
+    sound = desk.run()
+    desk.tracker.put(sound, "final", FINAL)
+    wait_for(lambda: desk.tracked(sound))
+    assert desk.tracker.gone == set()
+    assert len(desk.outbox.of(run_id)) == 2
+    database.write_bytes(ours)
+    wait_for(lambda: desk.tracked(run_id))
+    assert desk.world.run_of(run_id).data.tags["x"] == "1"
+
+
+def test_a_run_that_its_server_has_not_known_for_long_is_given_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = desk.run(desk.world.tracking_uri)
+    desk.outbox.put([Message(run_id, "tags", {"x": "1"}), Message(run_id, "final", FINAL)])
+    monkeypatch.setattr(tracking, "ABSENCE_PATIENCE_S", 0.0)
+    desk.tracker.start()
+    wait_for(lambda: not desk.outbox.runs())
+    assert "are dropped, since they were refused" in caplog.text
+    assert desk.tracker.gone == set()
+
+
+def test_credentials_are_kept_no_longer_than_needed(desk: Desk) -> None:
+    place = desk.world.root / "artifacts"
+    place.write_text("a file where a folder should be")
+    experiment = desk.world.client.create_experiment("elsewhere", f"file://{place}")
+    run_id = desk.run(experiment=experiment)
+    environment = desk.world.home / "runs" / run_id / "environment.json"
+    resumed = desk.run()
+    renewed = desk.world.home / "runs" / resumed / "environment.json"
+    later = time.time() + 60
+    os.utime(renewed, (later, later))
+    desk.tracker.put(run_id, "final", FINAL)
+    desk.tracker.put(resumed, "final", FINAL)
+    desk.tracker.start()
+    wait_for(lambda: desk.tracked(run_id) and desk.tracked(resumed))
+    assert environment.exists(), "its artifacts still need them"
+    place.unlink()
+    wait_for(lambda: not environment.exists())
+    wait_for(lambda: not desk.outbox.runs())
+    assert renewed.exists(), "a submission that resumes the run has just written it"
 
 
 def test_the_nested_runs_of_attempts_end_with_them(desk: Desk) -> None:

@@ -6,14 +6,19 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
-from mlflow_rlsched.cli import doctor
+from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.outbox import OUTBOX, Message, Outbox
+from mlflow_rlsched.cli import common, doctor
 from mlflow_rlsched.daemon import AgentFiles, home, user_name
 from mlflow_rlsched.store import Quarantine, Store
 from tests.cli.conftest import Rlsched, submit
+from tests.world import make_tracking_database
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +38,7 @@ def checks(rlsched: Rlsched, *args: str) -> dict[str, dict[str, object]]:
 def test_a_fresh_host_is_well(rlsched: Rlsched, url: str) -> None:
     result = rlsched("doctor")
     assert result.exit_code == 0, result.stdout
-    assert result.stdout.count("✓") == 8
+    assert result.stdout.count("✓") == 9
     assert "policy fixed: tuning is off" in result.stdout
     assert not Path(url.removeprefix("sqlite:///")).exists(), "a check makes no store"
 
@@ -73,6 +78,46 @@ def test_runs_that_wait_need_an_agent(rlsched: Rlsched, store: Store) -> None:
     found = checks(rlsched)["agent"]
     assert not found["ok"]
     assert "rlsched agent start" in str(found["remedy"])
+
+
+def test_what_was_not_told_needs_an_agent(rlsched: Rlsched, store: Store, url: str) -> None:
+    files = AgentFiles(url)
+    files.create()
+    with closing(Outbox(files.folder / OUTBOX)) as outbox:
+        outbox.put([Message("aaaa1111", "tags", {"x": "1"})])
+    found = checks(rlsched)["agent"]
+    assert not found["ok"]
+    assert "1 runs are not told of completely" in str(found["text"])
+    assert "rlsched agent start" in str(found["remedy"])
+
+
+def test_runs_of_a_deleted_store_are_named(
+    rlsched: Rlsched, store: Store, url: str, tmp_path: Path
+) -> None:
+    make_tracking_database(tmp_path / "mlflow.db", f"file://{tmp_path}/artifacts")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+
+    def run(status: str, its_store: str = url) -> str:
+        run_id = str(client.create_run("0").info.run_id)
+        client.update_run(run_id, status=status)
+        (home() / "runs" / run_id).mkdir(parents=True)
+        environment = {"MLFLOW_TRACKING_URI": uri, "RLSCHED_CFG_STORE": its_store}
+        protocol.write_json(home() / "runs" / run_id / "environment.json", environment)
+        return run_id
+
+    run("FAILED")
+    run("RUNNING", "sqlite:////elsewhere.db")
+    client.delete_run(run("RUNNING"))
+    (home() / "runs" / run("FAILED")).rename(home() / "runs" / "unknown-to-mlflow")
+    assert checks(rlsched)["forgotten runs"]["ok"]
+    waiting = run("SCHEDULED")
+    found = checks(rlsched)["forgotten runs"]
+    assert not found["ok"]
+    assert f"{waiting[:8]} is SCHEDULED in MLflow" in str(found["text"])
+    assert "set_terminated" in str(found["remedy"])
+    client.set_terminated(waiting, "FAILED")
+    assert checks(rlsched)["forgotten runs"]["ok"]
 
 
 def test_the_last_error_of_a_living_agent(
@@ -127,7 +172,7 @@ def test_a_tracking_server_that_is_down(rlsched: Rlsched, monkeypatch: pytest.Mo
 def test_a_tracking_server_that_does_not_answer(
     rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "TRACKING_WAIT_S", 0.3)
+    monkeypatch.setattr(common, "SERVER_WAIT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
-from mlflow_rlsched.daemon import AgentFiles
+from mlflow_rlsched import protocol
+from mlflow_rlsched.daemon import AgentFiles, home
 from mlflow_rlsched.store import Ending, State, Store
 from tests.cli.conftest import Rlsched, submit
+from tests.world import make_tracking_database
 
 FAILED = Ending(State.FAILED, "user_error", "it exited with code 3")
 
@@ -60,7 +63,10 @@ def test_prioritize_refuses_what_is_over_and_what_is_no_number(
     rlsched: Rlsched, store: Store, woken: Callable[[], bool]
 ) -> None:
     submit(store, "aaaa1111")
-    assert rlsched("prioritize", "aaaa", "high").exit_code == 2
+    for wrong in ("high", "1.5", "1000001", "--", ""):
+        refused = rlsched("prioritize", "aaaa", wrong)
+        assert refused.exit_code == 2
+    assert "priority is '', must be a whole number from -1000000 to 1000000" in refused.stderr
     store.end_queued("aaaa1111", FAILED, now=1.0)
     result = rlsched("prioritize", "aaaa", "1")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
@@ -72,9 +78,34 @@ def test_retry_queues_a_failed_run_again(
 ) -> None:
     submit(store, "aaaa1111")
     store.end_queued("aaaa1111", FAILED, now=1.0)
-    assert rlsched("retry", "aaaa").exit_code == 0
+    result = rlsched("retry", "aaaa")
+    assert result.exit_code == 0
+    assert "its tracking server is told later" in result.stderr, "none answers"
     assert [task.state for task in store.tasks()] == [State.QUEUED]
     assert woken()
+
+
+def test_retry_makes_the_mlflow_run_scheduled_and_refuses_a_deleted_one(
+    rlsched: Rlsched, store: Store, woken: Callable[[], bool], tmp_path: Path
+) -> None:
+    make_tracking_database(tmp_path / "mlflow.db", f"file://{tmp_path}/artifacts")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    kept, deleted = (client.create_run("0").info.run_id for _ in range(2))
+    for run_id in (kept, deleted):
+        client.set_terminated(run_id, "FAILED")
+        submit(store, run_id)
+        protocol.write_json(
+            home() / "runs" / run_id / "environment.json", {"MLFLOW_TRACKING_URI": uri}
+        )
+        store.end_queued(run_id, FAILED, now=1.0)
+    client.delete_run(deleted)
+    refused = rlsched("retry", deleted)
+    assert refused.exit_code == 1
+    assert f"`mlflow runs restore --run-id {deleted}`" in refused.stderr
+    assert rlsched("retry", kept).exit_code == 0
+    assert client.get_run(kept).info.status == "SCHEDULED"
+    assert [store.get(run_id).state for run_id in (kept, deleted)] == [State.QUEUED, State.FAILED]  # type: ignore[union-attr]
 
 
 def test_retry_of_anything_else_is_refused(

@@ -256,6 +256,29 @@ def test_logs_follows_until_the_run_is_over(rlsched: Rlsched, store: Store, retr
     timer.join()
 
 
+def test_logs_of_a_run_that_waits_says_so(
+    rlsched: Rlsched, store: Store, retried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is simulated."""
+    ended = Ending(State.QUEUED, "lost", "its shim was killed", not_before=time.time() + 600)
+    store.end_attempt(retried, 2, ended, time.time())
+
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            store.end_queued(retried, Ending(State.KILLED, "cancelled", ""), time.time())
+
+    monkeypatch.setattr("time.sleep", sleep)
+    result = rlsched("logs", "-f", "aaaa")
+    assert len(looks) == 3
+    assert result.stdout == "first\nsecond\n"
+    assert result.stderr.startswith("run aaaa1111 waits: will be tried again in 10 min")
+    assert result.stderr.endswith("; its shim was killed\n")
+    assert result.stderr.count("\n") == 1
+
+
 def test_logs_into_a_closed_pipe_ends_quietly(store: Store, url: str) -> None:
     submit(store, "aaaa1111")
     write("aaaa1111", 1, "output.log", "x" * 4_000_000)

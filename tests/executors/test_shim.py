@@ -160,6 +160,28 @@ def test_attempt_whose_run_directory_was_deleted_ends(attempt: Attempt) -> None:
     shutil.rmtree(attempt.run_dir)
     wait_for(lambda: not shim.alive())
     assert attempt.left() == []
+    ending = attempt.ended()
+    assert ending.reason == "start_failed"
+    assert f"{attempt.run_dir} was deleted" in ending.message
+
+
+def test_shim_that_fails_by_itself_says_why(attempt: Attempt) -> None:
+    attempt.start("touch", "ran", locks=[{"colour": "red"}])
+    ending = attempt.ended()
+    assert ending.reason == "start_failed", "it would fail again"
+    assert "unexpected keyword argument 'colour'" in ending.message
+    assert f"see {attempt.folder / 'shim.log'}" in ending.message
+    assert not (attempt.run_dir / "ran").exists()
+
+
+def test_shim_that_fails_while_the_training_runs_says_why(attempt: Attempt) -> None:
+    attempt.start("bash", "-c", "echo x > up; sleep 600")
+    attempt.wrote("up")
+    (attempt.folder / "stop.json").write_text('{"reason": "cancelled", "grace_s": "soon"}')
+    ending = attempt.ended()
+    assert ending.reason == "lost", "it can be tried again"
+    assert "could not convert string to float: 'soon'" in ending.message
+    assert attempt.left() == []
 
 
 def test_agent_folder_that_was_deleted_is_not_made_anew(attempt: Attempt) -> None:

@@ -16,6 +16,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
     "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "cosine with restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.2, 0.02], total_steps=20),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "warm-up": lambda o: lr_scheduler.SequentialLR(
@@ -66,6 +67,61 @@ def test_the_users_schedule_goes_on_underneath(
     factors = [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(*seen, strict=True)]
     assert factors[:5] == [pytest.approx([1, 1])] * 5
     assert factors[5:] == [pytest.approx([0.5, 0.5])] * 5
+
+
+@pytest.mark.parametrize("every", [1, 4], ids=["by steps", "by epochs"])
+def test_a_plateau_is_seen_as_without_us(run: RunDirectory, clock: Clock, every: int) -> None:
+    """The schedule that reacts to a metric, not to the step, and compares its own rates."""
+    run.direct(1, seq=0, lr_scale=0.5)
+    session = attach(learning_rate=0.1)
+    plain, scaled = make_optimizer(), make_optimizer()
+    session.apply(scaled)
+    seen = recorder(plain), recorder(scaled)
+    schedules = [lr_scheduler.ReduceLROnPlateau(o, factor=0.1, patience=1) for o in (plain, scaled)]
+    for step in range(24):
+        for optimizer, schedule in zip((plain, scaled), schedules, strict=True):
+            optimizer.step()
+            if step % every == 0:
+                schedule.step(1.0)
+        assert rates(scaled) == rates(plain)
+    assert rates(plain)[0] < 0.1
+    for before, after in zip(*seen, strict=True):
+        assert after == pytest.approx([rate / 2 for rate in before])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        ("SGD", "sgd"),
+        ("Adam", "adam"),
+        ("AdamW", "adam"),
+        ("NAdam", "adam"),
+        ("RAdam", "adam"),
+        ("Adamax", "adam"),
+        ("RMSprop", "adam"),
+        ("Adagrad", "adam"),
+        ("Rprop", "rprop"),
+    ],
+)
+def test_the_scheduler_learns_what_kind_the_optimizer_is(
+    run: RunDirectory, optimizer: str, name: str
+) -> None:
+    session = attach(learning_rate=0.1)
+    session.load()
+    session.apply(getattr(torch.optim, optimizer)([parameter()], lr=0.1))
+    session.step()
+    assert [report.texts.get("optimizer") for report in run.reports()] == [None, name]
+
+
+def test_a_class_made_from_a_known_one_is_of_its_kind(run: RunDirectory) -> None:
+    class Mine(torch.optim.SGD):
+        pass
+
+    session = attach(learning_rate=0.1)
+    session.apply(Mine([parameter()], lr=0.1))
+    session.apply(torch.optim.Adam([parameter()], lr=0.1))
+    session.step()
+    assert run.reports()[-1].texts == {"optimizer": "sgd"}
 
 
 def test_applying_again_changes_nothing(run: RunDirectory) -> None:

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from mlflow_rlsched.protocol import ReportReader
-from mlflow_rlsched.training.reporter import LossProbe, Reporter
+from mlflow_rlsched.protocol import ReportReader, parse_report
+from mlflow_rlsched.training.reporter import Losses, Reporter
 
 FULL_DISK = """
 import resource, sys
@@ -49,6 +51,22 @@ def test_every_line_is_one_write_to_the_end_of_the_file(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ('"adam"', {"optimizer": "adam"}),
+        ('"' + "x" * 1000 + '"', {"optimizer": "x" * 100}),
+        ("3", {}),
+        ('["sgd"]', {}),
+        ("null", {}),
+    ],
+)
+def test_texts_reach_the_reader_short_and_as_texts(said: str, read: dict[str, str]) -> None:
+    report = parse_report(f'{{"optimizer": {said}, "other": "text"}}'.encode())
+    assert report is not None
+    assert report.texts == read
+
+
 class Gpu:
     """Stands for torch.cuda: copies arrive when the test says so."""
 
@@ -62,7 +80,7 @@ class Gpu:
         yield
 
     def empty(self, shape: tuple[int, ...], dtype: str, pin_memory: bool) -> Any:
-        assert (shape, dtype, pin_memory) == ((), "float32", True)
+        assert (shape, dtype, pin_memory) == ((1,), "float32", True)
         gpu = self
 
         class Host(list[float]):
@@ -71,9 +89,13 @@ class Gpu:
                 gpu.copies.append(loss.value)
                 self.append(loss.value)
 
-            def __float__(self) -> float:
+            def reshape(self, shape: int) -> Host:
+                assert shape == -1
+                return self
+
+            def tolist(self) -> list[float]:
                 assert gpu.arrived, "the value was read before it arrived"
-                return self[0]
+                return list(self)
 
         return Host()
 
@@ -85,6 +107,7 @@ class Loss:
     """A loss on a GPU, which nobody may wait for."""
 
     is_cuda = True
+    is_cpu = False
     device = "cuda:1"
     shape = (1,)
 
@@ -95,13 +118,6 @@ class Loss:
         return self.shape[0]
 
     def detach(self) -> Loss:
-        return self
-
-    def reshape(self, shape: tuple[int, ...]) -> Loss:
-        assert shape == ()
-        return self
-
-    def float(self) -> Loss:
         return self
 
 
@@ -115,18 +131,47 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_a_loss_on_a_gpu_is_read_when_its_copy_has_arrived(gpu: Gpu) -> None:
-    probe = LossProbe()
-    assert probe.read(Loss(3.0)) is None
-    assert probe.read(Loss(2.0)) is None
+    losses = Losses()
+
+    def taken(value: float) -> dict[str, float]:
+        losses.add(Loss(value))
+        return losses.take(Loss(value))
+
+    assert taken(3.0) == {}
+    assert taken(2.0) == {}
     assert gpu.copies == [3.0]
     gpu.arrived = True
-    assert probe.read(Loss(1.0)) == 3.0
-    assert probe.read(Loss(0.5)) == 1.0
-    assert gpu.copies == [3.0, 1.0, 0.5]
+    assert taken(1.0) == {"loss": 3.0}
+    assert taken(math.nan) == {"loss": 1.0}
+    assert taken(0.5) == pytest.approx({"loss": math.nan, "nonfinite_losses": 1}, nan_ok=True)
+    assert gpu.copies[:2] == [3.0, 1.0]
+    assert len(gpu.copies) == 4
 
 
 def test_a_loss_on_a_gpu_must_be_one_number(gpu: Gpu) -> None:
     loss = Loss(1.0)
     loss.shape = (7,)
     with pytest.raises(TypeError, match=r"one element, got the shape \(7,\)"):
-        LossProbe().read(loss)
+        Losses().take(loss)
+
+
+def test_losses_on_the_cpu_are_averaged_since_the_line_before() -> None:
+    losses = Losses()
+    for value in (1.0, 2.0, torch.tensor(6.0)):
+        losses.add(value)
+    assert losses.take(None) == {"loss": 3.0}
+    assert losses.take(None) == {}
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_loss_that_is_not_finite_is_counted_and_spoils_no_mean(
+    kind: Callable[[float], Any],
+) -> None:
+    losses = Losses()
+    for step in range(1, 11):
+        losses.add(kind({7: math.nan, 8: math.inf}.get(step, step)))
+    assert losses.take(None) == {"loss": 5.0, "nonfinite_losses": 2}
+    losses.add(kind(-math.inf))
+    assert losses.take(None) == {"loss": -math.inf, "nonfinite_losses": 1}
+    losses.add(kind(4.0))
+    assert losses.take(None) == {"loss": 4.0}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from tests.training.run_directory import RunDirectory
 
 
 class Untouchable:
-    """A loss on a busy GPU: whoever looks at it waits."""
+    """A loss on a busy GPU: whoever looks at its value waits."""
 
     def __getattribute__(self, name: str) -> Any:
+        if name in ("is_cpu", "__class__"):  # what kind of loss it is, the GPU need not say
+            return {"is_cpu": False, "__class__": Untouchable}[name]
         raise AssertionError(f"the loss was asked for its {name}")
 
 
@@ -182,7 +185,10 @@ def test_reports_come_about_once_a_second(run: RunDirectory, clock: Clock) -> No
     assert 10 <= len(reports) <= 11
     last = reports[-1].numbers
     assert last["samples"] == last["step"] * 64
-    assert last["loss"] == 1001 - last["step"]
+    before = reports[-2].numbers["step"]
+    assert last["loss"] == pytest.approx(
+        1000.5 - (before + last["step"]) / 2
+    )  # of the steps between
     assert reports[-1].metrics["val_loss"] == last["step"] - 2
     assert reports[-1].numbers["progress"] == (last["step"] - 2) / 1000
 
@@ -220,6 +226,59 @@ def test_nan_and_infinity_are_reported_as_such(run: RunDirectory, clock: Clock) 
     assert first == {"loss"}
     assert others == [{"loss", "val_loss"}] * 2
     assert all("loss" not in report.numbers for report in wild)
+
+
+def test_two_wild_losses_among_others_are_counted_and_spoil_no_mean(
+    run: RunDirectory, clock: Clock
+) -> None:
+    """C20: the loss of step 7 is NaN, that of step 8 infinite."""
+    session = attach(batch_size=64, learning_rate=0.1)
+    for step in range(1, 21):
+        wild = {7: math.nan, 8: math.inf}.get(step, 2.0)
+        session.step(loss=torch.tensor(wild))
+        clock.now += 0.25
+    reports = run.reports()
+    assert sum(report.numbers.get("nonfinite_losses", 0) for report in reports) == 2
+    assert {report.numbers["loss"] for report in reports if "loss" in report.numbers} == {2.0}
+    assert all(report.nonfinite == set() for report in reports)
+
+
+def test_the_peak_of_gpu_memory_is_that_since_the_line_before(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands for a GPU: only its allocator's counters are asked, so nobody waits for it."""
+    peak = 0
+    cuda = SimpleNamespace(is_initialized=lambda: True, max_memory_allocated=lambda: peak)
+
+    def reset_peak_memory_stats() -> None:
+        nonlocal peak
+        peak = 100
+
+    cuda.reset_peak_memory_stats = reset_peak_memory_stats
+    monkeypatch.setattr(torch, "cuda", cuda)
+    session = attach(batch_size=64)
+    for allocated in (500, 0, 700):
+        peak = max(peak, allocated)
+        session.step()
+        clock.now += 1
+    found = [report.numbers.get("memory_bytes") for report in run.reports()]
+    assert found == [None, 500, 100, 700]
+
+
+def test_a_training_without_a_gpu_says_nothing_of_its_memory(run: RunDirectory) -> None:
+    attach(batch_size=64).step()
+    assert "memory_bytes" not in run.reports()[-1].numbers
+
+
+def test_progress_counts_samples_where_the_whole_is_known(run: RunDirectory, clock: Clock) -> None:
+    session = attach(batch_size=64)
+    session.describe(dataset_size=100, drop_last=False, total_samples=400)
+    for samples in (100, 100, 300):
+        session.step(samples=samples)
+        clock.now += 1
+    assert [report.numbers.get("progress") for report in run.reports()[1:]] == [0.25, 0.5, 1.0]
+    session.report(progress=0.75)
+    assert run.reports()[-1].numbers["progress"] == 0.75
 
 
 def test_wild_values_are_skipped_with_one_warning(

@@ -1,0 +1,180 @@
+"""What live decisions are worth on real trainings: rules against a fixed setting, in pairs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures import Figure, command
+from benchmarks.host import PROJECTS, Host, host
+
+POLICIES = ("fixed", "rules")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A project with the setting that it starts from.
+
+    Attributes:
+        project: Name of the project.
+        start: ``novice`` or ``good``.
+        parameters: Its parameters, but the seed.
+        metric: Validation metric that counts.
+        target: Its value that has to be reached.
+        mode: ``min`` or ``max``.
+        goal: Most time to the target that rules may take, over fixed.
+    """
+
+    project: str
+    start: str
+    parameters: dict[str, str]
+    metric: str
+    target: float
+    mode: str
+    goal: float
+
+    def reached(self, value: float) -> bool:
+        """Whether the target is reached."""
+        return value >= self.target if self.mode == "max" else value <= self.target
+
+
+CASES = (
+    Case(
+        "digits",
+        "novice",
+        {"batch_size": "8", "lr": "1e-5", "width": "64", "epochs": "50"},
+        *("val_accuracy", 0.96, "max", 0.7),
+    ),
+    Case(
+        "digits",
+        "good",
+        {"batch_size": "64", "lr": "1e-3", "width": "128", "epochs": "20"},
+        *("val_accuracy", 0.98, "max", 1.05),
+    ),
+    Case(
+        "language",
+        "novice",
+        {"batch_size": "8", "lr": "1e-4", "sequences": "24576"},
+        *("val_loss", 2.2, "min", 1.05),
+    ),
+    Case(
+        "language",
+        "good",
+        {"batch_size": "8", "lr": "3e-3", "sequences": "24576"},
+        *("val_loss", 1.9, "min", 1.05),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a run: seconds to the target (None if never), the last value, decisions."""
+
+    seconds: float | None
+    final: float
+    decisions: int
+    changes: int
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both figures of each case; half an hour, or some minutes when ``quick``."""
+    figures = []
+    with host(slots=len(POLICIES)) as place:
+        for case in CASES[:1] if quick else CASES:
+            pairs = [pair(place, case, seed) for seed in range(1 if quick else 5)]
+            figures += _figures(case, pairs)
+    return figures
+
+
+def pair(place: Host, case: Case, seed: int) -> tuple[Result, Result]:
+    """A run with a fixed setting and one with rules, at the same time on the same machine."""
+    results: dict[str, Result] = {}
+
+    def run(policy: str) -> None:
+        results[policy] = train(place, case, policy, seed)
+
+    threads = [threading.Thread(target=run, args=(policy,)) for policy in POLICIES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results["fixed"], results["rules"]
+
+
+def train(place: Host, case: Case, policy: str, seed: int) -> Result:
+    """Run a project to its end."""
+    name = f"{case.project}-{case.start}-{policy}-{seed}"
+    parameters = [p for k, v in case.parameters.items() for p in ("-P", f"{k}={v}")]
+    place.run(
+        *("mlflow", "run", str(PROJECTS / case.project), "--backend", "rlsched"),
+        *("--backend-config", json.dumps({"policy": policy}), "--run-name", name),
+        *(*parameters, "-P", f"seed={seed}"),
+    )
+    return result(place, case, name)
+
+
+def result(place: Host, case: Case, name: str) -> Result:
+    """What a run's metrics say."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(place.env["MLFLOW_TRACKING_URI"])
+    (run,) = client.search_runs(["0"], f"attributes.run_name = '{name}'")
+    run_dir = place.root / "home" / "runs" / run.info.run_id
+    with open(run_dir / "attempts" / "1" / "report.jsonl") as file:
+        began = json.loads(file.readline())["time"]
+    history = client.get_metric_history(run.info.run_id, case.metric)
+    at = [p.timestamp / 1000 for p in history if case.reached(p.value)]
+    lines = (run_dir / "decisions.jsonl").read_text().splitlines()
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return Result(
+        min(at) - began if at else None,
+        history[-1].value,
+        len(records),
+        sum(record["setting"] != record["before"] for record in records),
+    )
+
+
+def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
+    ratios = [
+        rules.seconds / fixed.seconds if rules.seconds and fixed.seconds else float("inf")
+        for fixed, rules in pairs
+    ]
+    baseline = [fixed.seconds for fixed, _ in pairs if fixed.seconds]
+    worse = [
+        fixed.final - rules.final if case.mode == "max" else rules.final - fixed.final
+        for fixed, rules in pairs
+    ]
+    changes = statistics.median(rules.changes for _, rules in pairs)
+    what = f"{case.project} from a {case.start} setting"
+    parameters = ", ".join(f"{k}={v}" for k, v in case.parameters.items())
+    note = (
+        f"{parameters}; {case.metric} {case.target:g}; median of {len(pairs)} pairs, from"
+        f" {min(ratios):.2f} to {max(ratios):.2f}; {changes:g} changes; baseline: seconds of fixed"
+    )
+    return [
+        Figure(
+            f"{what}: time to target, rules / fixed",
+            statistics.median(ratios),
+            "times",
+            case.goal,
+            statistics.median(baseline) if baseline else None,
+            note,
+        ),
+        Figure(
+            f"{what}: final {case.metric} worse than fixed by",
+            statistics.median(worse),
+            "",
+            0.005 if case.mode == "max" else 0.02,
+            statistics.median(fixed.final for fixed, _ in pairs),
+            "median difference; the goal is what seeds alone make of it",
+        ),
+    ]
+
+
+main = command(measure)
+
+if __name__ == "__main__":
+    main()

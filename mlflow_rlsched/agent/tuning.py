@@ -1,0 +1,361 @@
+"""The decisions on one running attempt: what was measured, what follows, and its record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mlflow_rlsched import decision_log
+from mlflow_rlsched.agent.telemetry import Sample
+from mlflow_rlsched.config import RunConfig
+from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.policy.action import Action, Setting, resize
+from mlflow_rlsched.policy.baselines import Fixed, policy_named
+from mlflow_rlsched.policy.decision import Decider, Decision
+from mlflow_rlsched.policy.history import History
+from mlflow_rlsched.policy.interval import DeviceUse, Interval
+from mlflow_rlsched.policy.limits import Limits, limits_of
+from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
+from mlflow_rlsched.policy.pacing import FIRST_S
+from mlflow_rlsched.policy.proposal import Policy, Proposal
+from mlflow_rlsched.policy.state import State
+from mlflow_rlsched.protocol import Directive, Report
+from mlflow_rlsched.store import Task, Transition
+
+ACKNOWLEDGED_WITHIN_S = 60.0
+"""How long a decision waits for a training that has not yet applied the last one."""
+
+
+def resumed_setting(task: Task, config: RunConfig) -> Setting:
+    """What the next attempt of a task starts with: what was decided last."""
+    record = decision_log.last(Path(task.spec.run_dir))
+    if record is None:
+        return Setting(config.gpus.initial, task.batch_size)
+    setting = Setting(**record["setting"])
+    # The agent may have died after this ending and before its record.
+    if task.exit_reason != "oom" or task.batch_size in (None, setting.batch_size):
+        return setting
+    training = record["training"]
+    initial = training.get("batch_size", config.initial_batch_size)
+    return resize(setting, task.batch_size, initial, training.get("optimizer"))
+
+
+class Tuning:
+    """Collects what is measured of an attempt and decides on its setting when it is time.
+
+    Args:
+        folder: The attempt's directory.
+        number: Number of the attempt.
+        config: The run's configuration.
+        devices: What it holds.
+        memory_total: Memory of the host, bytes: what a training on the CPU may use.
+        ran_before_s: Seconds that the run has been running, over all attempts.
+
+    Attributes:
+        setting: What is in force.
+        policy: Who decides.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        config: RunConfig,
+        devices: Sequence[Device],
+        memory_total: int,
+        ran_before_s: float,
+    ) -> None:
+        self.policy = policy_named(config.policy)
+        self._folder = folder
+        self._run_dir = folder.parent.parent
+        self._number = number
+        self._config = config
+        self._devices = devices
+        self._memory_total = memory_total
+        self._began_at = time.monotonic() - ran_before_s
+        self._record = decision_log.last(self._run_dir)
+        record = self._record or {}
+        self._training: dict[str, Any] = record.get("training", {})
+        self._can: frozenset[str] = frozenset()
+        self._seq, self.setting = self._in_force(record)
+        self._applied = self._seq
+        history = History.from_json(record["history"]) if record else None
+        # A training that can change nothing is watched, not tuned.
+        self._decider = Decider(self._limits(), Fixed(), config.reward, history)
+        # An agent that adopts the attempt reads again what the last decision rests on.
+        same = record.get("attempt") == number
+        self._known_until: float = record["time"] if same else -math.inf
+        every = config.decision_interval_s
+        self._next_s = FIRST_S if isinstance(every, str) else every
+        self._begin_interval()
+
+    def _in_force(self, record: dict[str, Any]) -> tuple[int, Setting]:
+        """Sequence number and setting of the last directive, which is written if it is not."""
+        directive = Directive.read(self._folder, self._number) or Directive(self._number)
+        if record and record["attempt"] == self._number and record["seq"] > directive.seq:
+            setting = Setting(**record["setting"])
+            self._direct(record["seq"], setting, record["reason"])
+            return record["seq"], setting
+        factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
+        gpus = self._config.gpus.initial if directive.gpus is None else directive.gpus
+        return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
+
+    # What is measured
+
+    def observe(self, report: Report) -> None:
+        """Take in what the training reported, or logged where it does not report."""
+        numbers = report.numbers
+        if numbers.get("time", math.inf) > self._known_until:
+            self._reports.append(report)
+        self._applied = int(numbers.get("applied_seq", self._applied))
+        told: dict[str, Any] = {
+            name: int(numbers[name]) for name in ("dataset_size", "drop_last") if name in numbers
+        }
+        told |= report.texts
+        if report.event == "hello":
+            self._can = report.can
+            if report.can & {"batch_size", "learning_rate"}:
+                self._decider.policy = self.policy
+            self._interval_at = time.monotonic()  # what came before it was no training
+            told |= self._initial(report)
+        if "batch_size" in numbers and numbers["batch_size"] >= 1:
+            self.setting = replace(self.setting, batch_size=int(numbers["batch_size"]))
+        if told:
+            self._training = {**self._training, **told}
+            self._decider.limits = self._limits()
+
+    def caught_up(self) -> None:
+        """Say that what is reported from now on is news."""
+        self._known_until = -math.inf
+
+    def _initial(self, hello: Report) -> dict[str, Any]:
+        """Batch size and learning rate of the training when nothing is scheduled."""
+        told: dict[str, Any] = {}
+        batch = self._config.initial_batch_size or self._training.get("batch_size")
+        batch = batch or hello.numbers.get("batch_size")
+        if batch:
+            told["batch_size"] = int(batch)
+        rate = hello.numbers.get("learning_rate")
+        if rate:
+            told["learning_rate"] = rate / self.setting.lr_scale
+        return told
+
+    def sample(self, sample: Sample) -> None:
+        """Take in a sample of the devices and processes."""
+        self._samples.append(sample)
+
+    def _limits(self) -> Limits:
+        told = self._training
+        return limits_of(
+            self._config,
+            batch_size=told.get("batch_size"),
+            learning_rate=told.get("learning_rate"),
+            optimizer=told.get("optimizer"),
+            dataset_size=told.get("dataset_size"),
+            drop_last=bool(told["drop_last"]) if "drop_last" in told else None,
+        )
+
+    def _begin_interval(self) -> None:
+        self._interval_at = time.monotonic()
+        self._reports: list[Report] = []
+        self._samples: list[Sample] = []
+
+    def _interval(self, pressure: float, ending: str | None = None) -> Interval:
+        now = time.monotonic()
+        network = [s.network_bytes for s in self._samples if s.network_bytes is not None]
+        duration = max(now - self._interval_at, 1e-3)
+        cores = [s.cores for s in self._samples if s.cores is not None]
+        slots = max(1, sum(device.kind == "cpu" for device in self._devices))
+        metric = self._config.objective.metric
+        return Interval(
+            duration_s=duration,
+            elapsed_s=now - self._began_at,
+            setting=self.setting,
+            devices=[self._use(i) for i in range(len(self._devices))],
+            network_rate=(network[-1] - network[0]) / duration if len(network) > 1 else None,
+            host_cpu=min(1.0, fmean(cores) / slots) if cores else None,
+            reports=self._reports,
+            objective=[r.metrics[metric] for r in self._reports if metric in r.metrics],
+            can=self._can,
+            pressure=pressure,
+            acknowledged=self._applied == self._seq,
+            oom_batch=self.setting.batch_size if ending == "oom" else None,
+            ending=ending,
+        )
+
+    def _use(self, place: int) -> DeviceUse:
+        """Use of a device since the last decision; a CPU slot's is its part of the tree's."""
+        if self._devices[place].kind == "cpu":
+            slots = len(self._devices)
+            cores = [s.cores for s in self._samples if s.cores is not None]
+            memory = [s.memory_bytes for s in self._samples if s.memory_bytes is not None]
+            return DeviceUse(
+                utilisation=min(1.0, fmean(cores) / slots) if cores else None,
+                memory_used=max(memory) if memory else None,
+                memory_total=self._memory_total,
+            )
+        readings = [s.readings[place] for s in self._samples if place < len(s.readings)]
+        busy = [r.utilization_percent for r in readings if r.utilization_percent is not None]
+        used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
+        power = [r.power_watts for r in readings if r.power_watts is not None]
+        last = readings[-1] if readings else None
+        return DeviceUse(
+            utilisation=fmean(busy) / 100 if busy else None,
+            memory_used=max(used) if used else None,
+            memory_total=last.memory_total_bytes if last else None,
+            power=fmean(power) if power else None,
+            power_limit=last.power_limit_watts if last else None,
+        )
+
+    # What follows
+
+    def is_due(self) -> bool:
+        """Whether it is time for a decision: something was reported for long enough."""
+        waited = time.monotonic() - self._interval_at
+        if not self._reports or waited < self._next_s:
+            return False
+        return self._applied == self._seq or waited > self._next_s + ACKNOWLEDGED_WITHIN_S
+
+    def decide(self, pressure: float) -> Outcome:
+        """Decide, record it, and tell the training if anything changes.
+
+        Args:
+            pressure: Devices that waiting tasks ask for, over the devices of the pool.
+
+        Raises:
+            OSError: The record or the directive cannot be written.
+        """
+        return self._conclude(self._decider.decide(self._interval(pressure)))
+
+    def memory_need(self) -> MemoryNeed:
+        """What was measured of the attempt's memory."""
+        return memory_need(self._decider.history, self._interval(0.0), self._decider.limits)
+
+    def close(
+        self, reason: str, ending: str | None, batch_size: int | None = None
+    ) -> Outcome | None:
+        """Record what was measured until the attempt ended; None when that was nothing.
+
+        Args:
+            reason: Why it ended, for people.
+            ending: One of ``interval.ENDINGS``, or None for an attempt that is merely over.
+            batch_size: Batch size to go on with after running out of memory, or None.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
+        if not self._reports:
+            return None
+        self._decider.policy = _Ended(self.policy, reason)
+        decision = self._decider.decide(self._interval(0.0, ending))
+        if batch_size is not None:
+            told = self._training
+            smaller = resize(
+                decision.setting, batch_size, told.get("batch_size"), told.get("optimizer")
+            )
+            decision = replace(decision, setting=smaller)
+        return self._conclude(decision)
+
+    def _conclude(self, decision: Decision) -> Outcome:
+        before, setting = self.setting, decision.setting
+        changed = setting != before
+        record = decision.to_json() | {
+            "attempt": self._number,
+            "time": time.time(),
+            "seq": self._seq + changed,
+            "reason": decision.reason,
+            "training": self._training,
+        }
+        decision_log.append(self._run_dir, record)
+        if changed:
+            self._direct(self._seq + 1, setting, decision.reason)
+            self._seq += 1
+        outcome = Outcome(
+            decision,
+            changed,
+            record,
+            self._reported(),
+            self._record is None,
+            self._transition(record),
+        )
+        self.setting, self._record, self._next_s = setting, record, decision.next_s
+        self._begin_interval()
+        return outcome
+
+    def _transition(self, after: dict[str, Any]) -> Transition | None:
+        """What the decision before led to, as data for learning."""
+        before = self._record
+        if before is None:
+            return None
+        data = {
+            "state": _vector(before),
+            "action": before["action"],
+            "setting": before["setting"],
+            "terms": after["terms"],
+            "next_state": _vector(after),
+            "policy": before["policy"],
+            "version": before["version"],
+            "weights": self._config.reward.model_dump(),
+        }
+        key = after["terms"]["ending"] is not None or before["setting"] != before["before"]
+        return Transition(self._run_dir.name, before["number"], data, key)
+
+    def _direct(self, seq: int, setting: Setting, reason: str) -> None:
+        Directive(
+            self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, reason=reason
+        ).write(self._folder)
+
+    def _reported(self) -> dict[str, float]:
+        """What the training said of itself in the interval, for its charts."""
+        values: dict[str, float] = {}
+        for report in self._reports:
+            for name in ("batch_size", "learning_rate"):
+                if name in report.numbers:
+                    values[name] = report.numbers[name]
+        losses = [r.numbers["loss"] for r in self._reports if "loss" in r.numbers]
+        if losses:
+            values["loss"] = fmean(losses)
+        return values
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A decision that was made and recorded.
+
+    Attributes:
+        decision: The decision.
+        changed: Whether the training was told something new.
+        record: Its record.
+        reported: Loss, batch size and learning rate in the interval, as far as reported.
+        first: Whether it is the run's first.
+        transition: What the decision before it led to; None for the first.
+    """
+
+    decision: Decision
+    changed: bool
+    record: dict[str, Any]
+    reported: dict[str, float]
+    first: bool
+    transition: Transition | None
+
+
+def _vector(record: dict[str, Any]) -> list[float]:
+    return [field["normalised"] for field in record["state"].values()]
+
+
+class _Ended:
+    """Stands for the policy of an attempt that is over: it wants nothing."""
+
+    def __init__(self, policy: Policy, reason: str) -> None:
+        self.name, self.version = policy.name, policy.version
+        self._reason = reason
+
+    def propose(
+        self, state: State, interval: Interval, history: History, limits: Limits
+    ) -> Proposal:
+        return Proposal(Action(), self._reason)

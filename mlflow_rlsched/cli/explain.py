@@ -1,0 +1,185 @@
+"""``rlsched explain``: one decision in full; and the story that ``rlsched show`` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlflow_rlsched import decision_log
+from mlflow_rlsched.cli.common import (
+    WrongUsage,
+    duration,
+    find_task,
+    json_option,
+    opened,
+    plain,
+    print_json,
+    print_table,
+    store_option,
+    table,
+)
+
+Record = Mapping[str, Any]
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN_ID")
+@click.argument("number", metavar="[N]", type=click.IntRange(min=1), required=False)
+@store_option
+@json_option
+def explain(run_id: str, number: int | None, url: str, as_json: bool) -> None:
+    """Explain decision N of a run, by default the last one that changed something."""
+    with opened(url) as store:
+        task = find_task(store, run_id)
+    records = list(decision_log.read(Path(task.spec.run_dir)))
+    place = _place(records, number)
+    record = records[place]
+    after = records[place + 1] if place + 1 < len(records) else None
+    if as_json:
+        print_json({"decision": record, "followed_by": after})
+    else:
+        _print(record, after)
+
+
+def _place(records: Sequence[Record], number: int | None) -> int:
+    """Where in ``records`` the decision stands that is meant."""
+    if not records:
+        raise WrongUsage(
+            "no decision was made on this run: they begin some seconds after its training reports"
+        )
+    if number is None:
+        changes = [i for i, record in enumerate(records) if changed(record)]
+        return changes[-1] if changes else len(records) - 1
+    places = [i for i, record in enumerate(records) if record["number"] == number]
+    if not places:
+        last = records[-1]["number"]
+        raise WrongUsage(f"this run has no decision {number}: the last one is {last}")
+    return places[-1]
+
+
+def changed(record: Record) -> bool:
+    """Whether a decision changed the setting."""
+    return bool(record["setting"] != record["before"])
+
+
+def change(record: Record) -> str:
+    """What a decision changed, in a few words."""
+    before, after = record["before"], record["setting"]
+    parts = []
+    if after["gpus"] != before["gpus"]:
+        parts.append(f"devices {before['gpus']} → {after['gpus']}")
+    if after["batch_size"] != before["batch_size"]:
+        parts.append(f"batch {_batch(before)} → {_batch(after)}")
+    if after["lr_scale"] != before["lr_scale"]:
+        parts.append(f"learning rate {_rate(record, before)} → {_rate(record, after)}")
+    return ", ".join(parts)
+
+
+def print_story(records: Iterable[Record], rows: int) -> None:
+    """The decisions that changed something, the last ``rows`` of them, one line each."""
+    count = 0
+    changes = []
+    for record in records:
+        count += 1
+        if changed(record):
+            changes.append(record)
+    if not count:
+        return
+    said = f"{len(changes)} of {count} decisions changed something"
+    left_out = f", the last {rows} of them" if len(changes) > rows else ""
+    click.echo(f"\n{said}{left_out}{':' if changes else ''}")
+    if changes:
+        headings = ["NO", "AT", "CHANGE", "WHY"]
+        print_table(table(headings, (_row(record) for record in changes[-rows:])))
+
+
+def _row(record: Record) -> list[object]:
+    number, at = record["number"], duration(record["elapsed_s"])
+    return [number, at, change(record), record["reason"]]
+
+
+def _print(record: Record, after: Record | None) -> None:
+    policy = f"{record['policy']} (version {record['version']})"
+    lines = {
+        "decision": f"{record['number']}, attempt {record['attempt']},"
+        f" {duration(record['elapsed_s'])} into the run",
+        "policy": policy,
+        "proposal": _proposal(record),
+        "guard": record["vetoes"] or ["nothing to object"],
+        "outcome": change(record) or "no change",
+        "setting": _setting(record, record["setting"]),
+        "reward": _reward(record),
+        "followed by": "nothing yet" if after is None else _followed(record, after),
+    }
+    for name, value in lines.items():
+        first, *more = [value] if isinstance(value, str) else value
+        click.echo(f"{name:<13}{plain(first)}")
+        for line in more:
+            click.echo(f"{'':<13}{plain(line)}")
+    click.echo()
+    print_table(table(["STATE", "VALUE", "UNIT", "NORMALISED", ""], _state_rows(record)))
+
+
+def _proposal(record: Record) -> list[str]:
+    action = record["proposal"]["action"]
+    wanted = []
+    if action["gpu_delta"]:
+        wanted.append(f"{action['gpu_delta']:+d} devices")
+    if action["batch_factor"] != 1:
+        wanted.append(f"batch x {action['batch_factor']:.3g}")
+    if action["lr_factor"] != 1:
+        wanted.append(f"learning rate x {action['lr_factor']:.3g}")
+    return [", ".join(wanted) or "no change", record["proposal"]["reason"]]
+
+
+def _setting(record: Record, setting: Record) -> str:
+    said = [f"{setting['gpus']} devices"]
+    if setting["batch_size"] is not None:
+        said.append(f"batch {setting['batch_size']}")
+    said.append(f"learning rate {_rate(record, setting)} (x {setting['lr_scale']:.4g})")
+    return ", ".join(said)
+
+
+def _reward(record: Record) -> str:
+    parts = {name: value for name, value in record["reward"].items() if name != "total"}
+    said = ", ".join(f"{name} {value:+.4g}" for name, value in parts.items())
+    return f"{record['reward']['total']:+.4g} for the interval that ended here ({said})"
+
+
+def _followed(record: Record, after: Record) -> str:
+    seconds = after["elapsed_s"] - record["elapsed_s"]
+    said = [f"after {duration(seconds)}"]
+    for name, words in (("throughput", "samples/s"), ("loss", "of the first loss")):
+        now, then = record["state"][name], after["state"][name]
+        if not now["missing"] and not then["missing"]:
+            if name == "throughput":
+                now, then = record["history"][name], after["history"][name]
+                said.append(f"{now:.4g} → {then:.4g} {words}")
+            else:
+                said.append(f"loss {now['value']:.4g} → {then['value']:.4g} {words}")
+    said.append(f"reward {after['reward']['total']:+.4g}")
+    return ", ".join(said)
+
+
+def _state_rows(record: Record) -> Iterable[Sequence[object]]:
+    from mlflow_rlsched.policy.state import FIELDS
+
+    for field in FIELDS:
+        known = record["state"].get(field.name)
+        if known is not None:
+            note = "not known" if known["missing"] else ""
+            value, normalised = f"{known['value']:.4g}", f"{known['normalised']:+.2f}"
+            yield field.name, value, field.unit, normalised, note
+
+
+def _batch(setting: Record) -> str:
+    return "?" if setting["batch_size"] is None else str(setting["batch_size"])
+
+
+def _rate(record: Record, setting: Record) -> str:
+    base = record["training"].get("learning_rate")
+    scale = setting["lr_scale"]
+    return f"x {scale:.4g}" if base is None else f"{base * scale:.4g}"

@@ -1,0 +1,66 @@
+"""``decisions.jsonl`` of a run directory: the authoritative record of decisions (stdlib only).
+
+One JSON object a line: what ``policy.decision.Decision.to_json`` holds, and ``attempt``, ``time``
+(seconds since the epoch) and ``seq`` (of the directive that carries the setting). Only the agent
+writes it. A line is written before its directive, so that whoever comes next knows the setting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "decisions.jsonl"
+
+_TAIL_BYTES = 256 * 1024
+
+
+def append(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add a line with one system call; what an earlier crash tore off is left as a line of its own.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    descriptor = os.open(run_dir / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+    finally:
+        os.close(descriptor)
+
+
+def last(run_dir: Path) -> dict[str, Any] | None:
+    """The newest whole record, or None."""
+    try:
+        with open(run_dir / NAME, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    return next((record for line in reversed(lines) if (record := _parsed(line))), None)
+
+
+def read(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """All whole records, oldest first; none when there is no file."""
+    try:
+        with open(run_dir / NAME, "rb") as file:
+            for line in file:
+                record = _parsed(line)
+                if record is not None:
+                    yield record
+    except FileNotFoundError:
+        return
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("number"), int) else None

@@ -1,0 +1,77 @@
+"""The policies without a model: ``fixed`` and ``rules``."""
+
+from __future__ import annotations
+
+from mlflow_rlsched.policy.action import Action
+from mlflow_rlsched.policy.history import History
+from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.memory import OOM_FACTOR
+from mlflow_rlsched.policy.proposal import Policy, Proposal
+from mlflow_rlsched.policy.rate import rate_proposal
+from mlflow_rlsched.policy.state import State
+
+IDLE_S = 10.0
+IDLE_INTERVALS = 2
+RELEASED = -2
+
+
+class Fixed:
+    """Changes nothing."""
+
+    name = "fixed"
+    version = "1"
+
+    def propose(
+        self, state: State, interval: Interval, history: History, limits: Limits
+    ) -> Proposal:
+        """No change."""
+        return Proposal(Action(), "the setting is fixed")
+
+
+class Rules:
+    """Three rules: out of memory, idle devices, and the learning rate by loss and gradients."""
+
+    name = "rules"
+    version = "1"
+
+    def propose(
+        self, state: State, interval: Interval, history: History, limits: Limits
+    ) -> Proposal:
+        """The first rule that applies; the learning rate last."""
+        return (
+            _out_of_memory(interval)
+            or _idle(state, interval, history, limits)
+            or rate_proposal(interval, history)
+        )
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for policy in (Fixed(), Rules()):
+        if policy.name == name:
+            return policy
+    raise ValueError(f"policy {name!r} is not available in this version; write rules or fixed")
+
+
+def _out_of_memory(interval: Interval) -> Proposal | None:
+    batch, oom = interval.setting.batch_size, interval.oom_batch
+    if batch is None or oom is None or batch < oom:  # the recovery may have made it smaller
+        return None
+    return Proposal(Action(batch_factor=OOM_FACTOR), f"out of memory at batch size {oom}")
+
+
+def _idle(state: State, interval: Interval, history: History, limits: Limits) -> Proposal | None:
+    if history.idle_intervals < IDLE_INTERVALS or history.idle_s < IDLE_S:
+        return None
+    if state.values["pressure"] <= 0 or interval.setting.gpus <= limits.gpus_min:
+        return None
+    return Proposal(
+        Action(gpu_delta=RELEASED),
+        f"the devices have been idle for {history.idle_s:.0f} s"
+        f" (use {state.values['gpu_utilisation']:.0%}) while others wait",
+    )

@@ -1,0 +1,366 @@
+"""The guard: hard limits that no policy crosses, each with its reason in plain words.
+
+The rules run in the order of ``RULES``. Each sees the setting that is left of the proposal and
+may take back or clip a part of it; none makes a change larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+
+from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action, Setting, apply, resize
+from mlflow_rlsched.policy.history import History
+from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.measuring import bounded
+from mlflow_rlsched.policy.memory import SHARE, bytes_per_sample, memory_limit
+from mlflow_rlsched.policy.proposal import Proposal
+from mlflow_rlsched.policy.stability import bad_losses, unrest
+
+NOISE = 0.02
+"""Relative change of the batch size or the learning rate below which there is none."""
+
+NOISE_MARGIN = 2.0
+"""Predicted gain over the usual difference between two intervals of the same setting."""
+
+_GIGA = 1e9
+
+
+@dataclass
+class Draft:
+    """What is left of a proposal, and what the rules know.
+
+    Attributes:
+        gpus: Devices.
+        batch_size: Global batch, samples, or None when there is none to set.
+        lr_factor: Product of the policy's own factors.
+        batch_low: Smallest batch allowed.
+        batch_high: Largest batch allowed.
+        vetoes: Reasons so far.
+        before: The setting in force.
+        proposal: What the policy wanted.
+        interval: What was measured.
+        history: What is remembered.
+        limits: The run's limits.
+    """
+
+    gpus: int
+    batch_size: int | None
+    lr_factor: float
+    batch_low: int
+    batch_high: int
+    before: Setting
+    proposal: Proposal
+    interval: Interval
+    history: History
+    limits: Limits
+    vetoes: list[str] = field(default_factory=list)
+
+    def keep_gpus(self, why: str) -> None:
+        """Take back a change of the devices."""
+        if self.gpus != self.before.gpus:
+            self.vetoes.append(f"the number of devices stays at {self.before.gpus}: {why}")
+            self.gpus = self.before.gpus
+
+    def keep_batch(self, why: str) -> None:
+        """Take back a change of the batch size."""
+        if self.batch_size != self.before.batch_size:
+            self.vetoes.append(f"the batch stays at {self.before.batch_size}: {why}")
+            self.batch_size = self.before.batch_size
+
+    def keep_rate(self, why: str) -> None:
+        """Take back a change of the learning rate."""
+        if self.lr_factor != self.before.lr_factor:
+            self.vetoes.append(f"the learning rate stays as it is: {why}")
+            self.lr_factor = self.before.lr_factor
+
+    def set_batch(self, size: int, why: str) -> None:
+        """Change the batch size to one that is allowed."""
+        if size == self.before.batch_size:
+            self.keep_batch(why)
+        elif size != self.batch_size:
+            self.vetoes.append(f"the batch becomes {size}, not {self.batch_size}: {why}")
+            self.batch_size = size
+
+    @property
+    def batch_grows(self) -> bool:
+        """Whether the batch gets larger."""
+        return (self.batch_size or 0) > (self.before.batch_size or 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the guard lets through: the setting, the action that is left, and its reasons."""
+
+    setting: Setting
+    action: Action
+    vetoes: tuple[str, ...]
+
+
+def guard(proposal: Proposal, interval: Interval, history: History, limits: Limits) -> Outcome:
+    """The setting that a proposal leads to, inside every limit.
+
+    Args:
+        proposal: What the policy wants.
+        interval: What was measured, with the setting in force.
+        history: What is remembered, the interval included.
+        limits: The run's limits.
+    """
+    before = interval.setting
+    wanted = apply(proposal.action, before, limits.batch_initial, limits.optimizer)
+    draft = Draft(
+        gpus=wanted.gpus,
+        batch_size=wanted.batch_size,
+        lr_factor=wanted.lr_factor,
+        batch_low=1,
+        batch_high=2**31 - 1,
+        before=before,
+        proposal=proposal,
+        interval=interval,
+        history=history,
+        limits=limits,
+    )
+    for rule in RULES:
+        rule(draft)
+    setting = _settled(draft)
+    return Outcome(setting, _action(before, setting), tuple(draft.vetoes))
+
+
+def within_configuration(draft: Draft) -> None:
+    """Bounds of the configuration: devices and batch size (those of the rate: ``_settled``)."""
+    limits = draft.limits
+    gpus = min(max(draft.gpus, limits.gpus_min), limits.gpus_max)
+    if gpus != draft.gpus:
+        bound = "gpus.max" if gpus < draft.gpus else "gpus.min"
+        draft.vetoes.append(f"the number of devices becomes {gpus}, not {draft.gpus}: {bound}")
+        draft.gpus = gpus
+    if draft.batch_size is None:
+        return
+    draft.batch_low = min(max(limits.batch_min, gpus), limits.batch_max)
+    draft.batch_high = limits.batch_max
+    low, high = draft.batch_low, draft.batch_high
+    size = min(max(draft.batch_size, low), high)
+    bound = f"the largest allowed is {high}" if size == high else f"the smallest allowed is {low}"
+    draft.set_batch(size, bound)
+
+
+def within_abilities(draft: Draft) -> None:
+    """What the training can do, and whether it has done what it was asked last."""
+    can = draft.interval.can
+    if not draft.limits.gpus_are_live:
+        draft.keep_gpus("it cannot change while a run is going on")
+    elif "resume" not in can:
+        draft.keep_gpus("the training cannot resume from a checkpoint")
+    if "batch_size" not in can:
+        draft.keep_batch("the training cannot change its batch size")
+    if "learning_rate" not in can:
+        draft.keep_rate("the training does not let its learning rate be changed")
+    if not draft.interval.acknowledged:
+        why = "the training has not yet applied the last change"
+        draft.keep_gpus(why)
+        draft.keep_batch(why)
+        draft.keep_rate(why)
+
+
+def within_share(draft: Draft) -> None:
+    """Shares and quotas."""
+    free = draft.interval.free_gpus
+    if free is None or draft.gpus - draft.before.gpus <= free:
+        return
+    allowed = draft.before.gpus + max(0, free)
+    why = f"only {max(0, free)} more are free for this run"
+    if allowed == draft.before.gpus:
+        draft.keep_gpus("none more is free for this run")
+    else:
+        draft.vetoes.append(f"the number of devices becomes {allowed}, not {draft.gpus}: {why}")
+        draft.gpus = allowed
+
+
+def within_memory(draft: Draft) -> None:
+    """Predicted memory at most 92 % of the device or the cap; never back where it ran out."""
+    if draft.batch_size is None or draft.before.batch_size is None:
+        return
+    _below_oom(draft)
+    allowed = _fitting(draft)
+    if allowed is None:
+        return
+    # A batch that is running shows by running that it fits.
+    draft.batch_high = min(draft.batch_high, max(allowed, draft.before.batch_size))
+    if draft.batch_size > draft.batch_high:
+        draft.set_batch(draft.batch_high, _need(draft, draft.batch_size))
+
+
+def _below_oom(draft: Draft) -> None:
+    oom = draft.history.oom_batch
+    if oom is None or draft.batch_size is None or "batch_size" not in draft.interval.can:
+        return
+    devices = max(1, draft.gpus)
+    largest = max(draft.batch_low, math.ceil(oom * devices) - 1)
+    draft.batch_high = min(draft.batch_high, largest)
+    if draft.batch_size > largest:
+        draft.set_batch(largest, f"memory ran out at {round(oom * devices)}")
+
+
+def _fitting(draft: Draft) -> int | None:
+    """Largest batch whose predicted memory is allowed; None when nothing is known of memory."""
+    limit = memory_limit(draft.interval, draft.limits)
+    each = _bytes_per_sample(draft)
+    if limit is None or each is None:
+        return None
+    now = draft.history.memory[-1]
+    return int((now.batch + (SHARE * limit - _peak(draft)) / each) * max(1, draft.gpus))
+
+
+def _bytes_per_sample(draft: Draft) -> float | None:
+    """Measured, else the most it can be: all of the memory grows with the batch."""
+    measured = bytes_per_sample(draft.history)
+    if measured is not None or not draft.history.memory:
+        return measured
+    now = draft.history.memory[-1]
+    return now.peak / now.batch if now.peak > 0 else None
+
+
+def _peak(draft: Draft) -> float:
+    """Peak of the fullest device: what the training allocated may be less than what is used."""
+    used = [bounded(device.memory_used) for device in draft.interval.devices]
+    return max([draft.history.memory[-1].peak, *(value for value in used if value is not None)])
+
+
+def _need(draft: Draft, size: int) -> str:
+    limit = memory_limit(draft.interval, draft.limits) or 0.0
+    now = draft.history.memory[-1]
+    more = size / max(1, draft.gpus) - now.batch
+    needed = _peak(draft) + (_bytes_per_sample(draft) or 0.0) * more
+    return (
+        f"{size} would need about {needed / _GIGA:.1f} GB of {limit / _GIGA:.1f} GB,"
+        f" more than {SHARE:.0%}"
+    )
+
+
+def worth_a_restart(draft: Draft) -> None:
+    """A change of the devices must pay for its own restart."""
+    if draft.gpus == draft.before.gpus:
+        return
+    cost = draft.limits.restart_cost_s
+    left = _time_left(draft)
+    if draft.gpus < draft.before.gpus:
+        if left is not None and left <= cost:
+            draft.keep_gpus(f"the run ends in about {left:.0f} s, a restart takes {cost:.0f} s")
+        return
+    gain = draft.proposal.predicted_gain
+    if gain is None or left is None:
+        draft.keep_gpus("it is not known whether the change would pay for its restart")
+        return
+    saved = left * gain / (1 + gain) if gain > 0 else 0.0
+    if saved <= cost:
+        draft.keep_gpus(f"it would save {saved:.0f} s, its restart costs {cost:.0f} s")
+
+
+def _time_left(draft: Draft) -> float | None:
+    progress = draft.history.progress
+    if not progress:
+        return None
+    return draft.interval.elapsed_s * (1 - progress) / progress
+
+
+def calm_before_growth(draft: Draft) -> None:
+    """No growth while the loss oscillates or is not finite."""
+    why = unrest(draft.history)
+    if why is None and any(map(bad_losses, draft.interval.reports)):
+        why = "a loss was not finite"
+    if why is None:
+        return
+    if draft.gpus > draft.before.gpus:
+        draft.keep_gpus(why)
+    if draft.batch_grows:
+        draft.keep_batch(why)
+    if draft.lr_factor > draft.before.lr_factor:
+        draft.keep_rate(why)
+
+
+def no_last_batch_of_one(draft: Draft) -> None:
+    """A new batch size never leaves a device with one sample in an epoch's last batch."""
+    size, limits = draft.batch_size, draft.limits
+    if size is None or size == draft.before.batch_size or limits.drop_last is not False:
+        return
+    if limits.dataset_size is None or not _leaves_one(draft, size):
+        return
+    why = f"{size} would leave a last batch of {limits.dataset_size % size}"
+    smaller = range(size - 1, draft.batch_low - 1, -1)
+    larger = range(size + 1, min(draft.batch_high, limits.dataset_size) + 1)
+    for other in chain(smaller, larger):
+        if other == draft.before.batch_size or not _leaves_one(draft, other):
+            draft.set_batch(other, why)
+            return
+    draft.keep_batch(why)
+
+
+def _leaves_one(draft: Draft, size: int) -> bool:
+    assert draft.limits.dataset_size is not None
+    rest = draft.limits.dataset_size % size
+    return 0 < rest < 2 * max(1, draft.gpus)
+
+
+def above_the_noise(draft: Draft) -> None:
+    """Changes under the noise are no changes."""
+    before = draft.before
+    if draft.batch_size is not None and before.batch_size is not None:
+        small = abs(draft.batch_size / before.batch_size - 1) < NOISE
+        if small and draft.batch_low <= before.batch_size <= draft.batch_high:
+            draft.keep_batch("the change would be under the noise")
+    if abs(draft.lr_factor / before.lr_factor - 1) < NOISE:
+        draft.keep_rate("the change would be under the noise")
+    gain, noise = draft.proposal.predicted_gain, draft.history.throughput_noise
+    if gain is None or noise is None or gain >= NOISE_MARGIN * noise:
+        return
+    why = f"the predicted gain of {gain:.1%} is under the noise of {noise:.1%}"
+    if draft.gpus > before.gpus:
+        draft.keep_gpus(why)
+    if draft.batch_grows:
+        draft.keep_batch(why)
+
+
+RULES: tuple[Callable[[Draft], None], ...] = (
+    within_configuration,
+    within_abilities,
+    within_share,
+    within_memory,
+    worth_a_restart,
+    calm_before_growth,
+    no_last_batch_of_one,
+    above_the_noise,
+)
+
+
+def _settled(draft: Draft) -> Setting:
+    """The setting with its learning-rate scale, inside the bounds of the rate."""
+    before, limits = draft.before, draft.limits
+    setting = Setting(draft.gpus, draft.batch_size, draft.lr_factor)
+    setting = resize(setting, draft.batch_size, limits.batch_initial, limits.optimizer)
+    if "learning_rate" not in draft.interval.can:
+        return Setting(draft.gpus, draft.batch_size, before.lr_factor, before.lr_scale)
+    scale = min(max(setting.lr_scale, limits.lr_scale_min), limits.lr_scale_max)
+    if scale == setting.lr_scale:
+        return setting
+    bound = "largest" if scale < setting.lr_scale else "smallest"
+    draft.vetoes.append(
+        f"the learning rate is scaled by {scale:.4g}, not {setting.lr_scale:.4g}:"
+        f" the {bound} that is allowed"
+    )
+    rule = setting.lr_scale / setting.lr_factor
+    return Setting(draft.gpus, draft.batch_size, scale / rule, scale)
+
+
+def _action(before: Setting, after: Setting) -> Action:
+    batch = 1.0
+    if before.batch_size and after.batch_size:
+        batch = after.batch_size / before.batch_size
+    rate = after.lr_factor / before.lr_factor
+    return Action(
+        after.gpus - before.gpus,
+        min(max(batch, FACTOR_MIN), FACTOR_MAX),
+        min(max(rate, FACTOR_MIN), FACTOR_MAX),
+    ).clipped()

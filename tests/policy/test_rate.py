@@ -1,0 +1,47 @@
+"""The learning-rate rule on a closed-form training with a simulated clock."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+
+from mlflow_rlsched.policy.baselines import Fixed, Rules
+from tests.policy.toy import train
+
+SEEDS = range(4)
+
+
+def samples(policy: Fixed | Rules, rate: float) -> float:
+    """Mean samples to the target; a run that did not get there counts what it saw."""
+    runs = [train(policy, rate, seed, most_s=1500)[0] for seed in SEEDS]
+    return fmean(run.samples_to_target or run.samples for run in runs)
+
+
+@pytest.mark.parametrize(("rate", "ratio"), [(0.003, 0.3), (0.01, 0.5), (0.03, 0.8)])
+def test_a_rate_that_is_too_small_is_raised(rate: float, ratio: float) -> None:
+    assert samples(Rules(), rate) < ratio * samples(Fixed(), rate)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_a_good_rate_is_not_spoilt(rate: float) -> None:
+    assert samples(Rules(), rate) < 1.05 * samples(Fixed(), rate)
+
+
+@pytest.mark.parametrize(("rate", "ratio"), [(1.7, 0.7), (2.5, 0.5)])
+def test_a_rate_that_is_too_high_is_lowered(rate: float, ratio: float) -> None:
+    assert samples(Rules(), rate) < ratio * samples(Fixed(), rate)
+
+
+def test_what_did_not_pay_is_taken_back_and_tried_ever_more_rarely() -> None:
+    _, decisions = train(Rules(), 0.3, seed=1, target=0.0, most_s=2000)
+    factors = [decision.setting.lr_factor for decision in decisions]
+    raises = [
+        place
+        for place, (a, b) in enumerate(pairwise(factors))
+        if b > a and a == pytest.approx(1, rel=0.01)
+    ]
+    assert max(factors) < 3
+    assert len(raises) < 8
+    assert factors[-1] == pytest.approx(1, rel=0.5)
