@@ -22,11 +22,11 @@ LOCAL = ("--backend", "local", "--env-manager", "local")
 def measure(quick: bool) -> list[Figure]:
     """All figures; about a quarter of an hour, or two minutes when ``quick``."""
     with host(slots=2) as place:
-        figures = [wall_time(place, 2 if quick else 130, 1 if quick else 3)]
+        figures = [wall_time(place, 2 if quick else 70, 1 if quick else 3)]
         figures.append(start_up(place, 2 if quick else 7))
     with host(slots=20) as place:
         figures += agent_load(place, 10 if quick else 60)
-    return [*figures, step_time(), import_time()]
+    return [*figures, step_time(), import_time(), *decision_cost(3 if quick else 15)]
 
 
 def _seconds(action: Callable[[], None]) -> float:
@@ -142,6 +142,98 @@ def step_time() -> Figure:
     return Figure("session.step", statistics.median(values), "µs", 20.0, None, note)
 
 
+def decision_cost(blocks: int) -> list[Figure]:
+    """What live decisions cost the agent (milliseconds each) and the training (percent)."""
+    code = textwrap.dedent(
+        """
+        import json, pathlib, statistics, sys, tempfile, time
+        from mlflow_rlsched.agent.tuning import Tuning
+        from mlflow_rlsched.config import find_knobs, resolve
+        from mlflow_rlsched.protocol import Report
+        folder = pathlib.Path(tempfile.mkdtemp()) / "attempts" / "1"
+        folder.mkdir(parents=True)
+        parameters = {"batch_size": 64, "lr": 0.1}
+        config = find_knobs(resolve({"policy": "rules"}, None, {}), parameters, {})
+        tuning = Tuning(folder, 1, config, [], 2**34)
+        tuning.observe(Report("hello", frozenset({"batch_size", "learning_rate"})))
+        seconds = []
+        for n in range(1, 301):
+            for i in range(5):
+                at = 5.0 * n + i
+                tuning.observe(Report(numbers={"time": at, "samples": 64 * at, "step": at,
+                    "loss": 2 / at + i % 2, "grad_sqr": 1.0, "grad_var": 9.0, "batch_size": 64,
+                    "progress": n / 400, "applied_seq": tuning._seq}))
+            began = time.process_time()
+            tuning.decide(0.0)
+            seconds.append(time.process_time() - began)
+        print(1000 * statistics.median(seconds))
+        """
+    )
+    decision = statistics.median(float(_python(code)) for _ in range(3))
+    share = float(_python(_TRAINING, str(blocks)))
+    return [
+        Figure(
+            *("agent: one decision", decision, "ms", 5.0, None),
+            "processor time with its record, median of 300, median of 3 processes",
+        ),
+        Figure(
+            *("training: cost of being tuned", share, "%", 0.5, None),
+            f"projects/digits, batch 8, one thread: processor time a step with session.step, apply"
+            f" and gradient statistics over without, median of {blocks} pairs in turn",
+        ),
+    ]
+
+
+_TRAINING = textwrap.dedent(
+    f"""
+    import os, pathlib, statistics, sys, tempfile, time
+    folder = pathlib.Path(tempfile.mkdtemp()) / "attempts" / "1"
+    folder.mkdir(parents=True)
+    os.environ.update(RLSCHED_RUN_DIR=str(folder.parent.parent), RLSCHED_ATTEMPT="1",
+                      RLSCHED_ATTEMPT_DIR=str(folder),
+                      RLSCHED_CHECKPOINT_DIR=str(folder.parent.parent / "checkpoints"))
+    sys.path.insert(0, {str(PROJECTS / "digits")!r})
+    import torch
+    from torch import nn
+    from train import load_images, network
+    from mlflow_rlsched import attach
+    torch.set_num_threads(1)
+    images, labels = load_images("cpu")
+
+    class Arm:
+        def __init__(self, session):
+            torch.manual_seed(0)
+            self.model, self.session, self.at = network(64), session, 0
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
+            if session is not None:
+                session.apply(self.optimizer)
+
+        def block(self, steps):
+            began = time.process_time()
+            for _ in range(steps):
+                self.at = (self.at + 8) % 1400
+                batch = slice(self.at, self.at + 8)
+                loss = nn.functional.cross_entropy(self.model(images[batch]), labels[batch])
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                if self.session is not None:
+                    self.session.step(loss=loss, samples=8)
+            return time.process_time() - began
+
+    plain, tuned = Arm(None), Arm(attach(batch_size=8, learning_rate=1e-5))
+    for arm in (plain, tuned):
+        arm.block(200)
+    ratios = []
+    for number in range(int(sys.argv[1])):
+        first, second = (plain, tuned) if number % 2 else (tuned, plain)
+        seconds = {{id(arm): arm.block(400) for arm in (first, second)}}
+        ratios.append(seconds[id(tuned)] / seconds[id(plain)])
+    print(100 * (statistics.median(ratios) - 1))
+    """
+)
+
+
 def import_time() -> Figure:
     """Seconds to import the training side, above an empty Python."""
     values = []
@@ -158,10 +250,9 @@ def import_time() -> Figure:
     )
 
 
-def _python(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
+def _python(code: str, *args: str) -> str:
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 main = command(measure)

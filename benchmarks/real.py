@@ -46,7 +46,7 @@ CASES = (
         "digits",
         "novice",
         {"batch_size": "8", "lr": "1e-5", "width": "64", "epochs": "50"},
-        *("val_accuracy", 0.96, "max", 0.7),
+        *("val_accuracy", 0.95, "max", 0.7),
     ),
     Case(
         "digits",
@@ -58,7 +58,7 @@ CASES = (
         "language",
         "novice",
         {"batch_size": "8", "lr": "1e-4", "sequences": "24576"},
-        *("val_loss", 2.2, "min", 1.05),
+        *("val_loss", 2.6, "min", 1.05),
     ),
     Case(
         "language",
@@ -71,11 +71,18 @@ CASES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run: seconds to the target (None if never), the last value, decisions."""
+    """What became of a run.
 
-    seconds: float | None
+    Attributes:
+        seconds: From the training's first word to the target, or to its end without it.
+        reached: Whether it reached the target.
+        final: Last value of the metric.
+        changes: Decisions that changed something.
+    """
+
+    seconds: float
+    reached: bool
     final: float
-    decisions: int
     changes: int
 
 
@@ -126,33 +133,33 @@ def result(place: Host, case: Case, name: str) -> Result:
     with open(run_dir / "attempts" / "1" / "report.jsonl") as file:
         began = json.loads(file.readline())["time"]
     history = client.get_metric_history(run.info.run_id, case.metric)
-    at = [p.timestamp / 1000 for p in history if case.reached(p.value)]
+    at = [p.timestamp for p in history if case.reached(p.value)]
     lines = (run_dir / "decisions.jsonl").read_text().splitlines()
     records: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return Result(
-        min(at) - began if at else None,
+        (min(at) if at else history[-1].timestamp) / 1000 - began,
+        bool(at),
         history[-1].value,
-        len(records),
         sum(record["setting"] != record["before"] for record in records),
     )
 
 
 def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
+    # A fixed run that never got there is taken as if it had at its end: a bound in its favour.
     ratios = [
-        rules.seconds / fixed.seconds if rules.seconds and fixed.seconds else float("inf")
-        for fixed, rules in pairs
+        rules.seconds / fixed.seconds if rules.reached else float("inf") for fixed, rules in pairs
     ]
-    baseline = [fixed.seconds for fixed, _ in pairs if fixed.seconds]
     worse = [
         fixed.final - rules.final if case.mode == "max" else rules.final - fixed.final
         for fixed, rules in pairs
     ]
-    changes = statistics.median(rules.changes for _, rules in pairs)
+    missed = sum(not fixed.reached for fixed, _ in pairs)
     what = f"{case.project} from a {case.start} setting"
     parameters = ", ".join(f"{k}={v}" for k, v in case.parameters.items())
     note = (
         f"{parameters}; {case.metric} {case.target:g}; median of {len(pairs)} pairs, from"
-        f" {min(ratios):.2f} to {max(ratios):.2f}; {changes:g} changes; baseline: seconds of fixed"
+        f" {min(ratios):.2f} to {max(ratios):.2f}; {missed} fixed runs never got there; median of"
+        f" {statistics.median(rules.changes for _, rules in pairs):g} changes; baseline: seconds"
     )
     return [
         Figure(
@@ -160,7 +167,7 @@ def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
             statistics.median(ratios),
             "times",
             case.goal,
-            statistics.median(baseline) if baseline else None,
+            statistics.median(fixed.seconds for fixed, _ in pairs),
             note,
         ),
         Figure(

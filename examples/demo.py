@@ -1,4 +1,4 @@
-"""The first run, told: a real training, killed in the middle, and how it recovers.
+"""A novice's training twice: as ever, and with a scheduler that tunes it and survives a kill.
 
 Everything that it makes is in ``.demo`` in the repository's root, and is made anew each time.
 What it shows comes from the store and from MLflow, as `rlsched show` and the MLflow UI show it.
@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mlflow_rlsched import processes
+from mlflow_rlsched.cli.explain import change, changed
 from mlflow_rlsched.filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,8 @@ BIN = Path(sys.executable).parent
 KEPT = ("RLSCHED_LOCK_DIR", "RLSCHED_CPU_SLOTS")
 """Variables about the host: its devices are shared with whatever else runs on it."""
 
-KILL_AFTER = 0.4
+KILL_AFTER = 0.7
+DECISIONS_SHOWN = 12
 EPOCH = re.compile(r"epoch (\d+): val_loss ([\d.]+), val_accuracy ([\d.]+)")
 LINES_OF_A_FAILURE = 15
 END_WITHIN_S = 60.0
@@ -43,15 +45,26 @@ console = Console(width=min(100, Console().width), highlight=False, record=True)
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained, chosen for half a minute on two cores (a GPU is bound by launches)."""
+    """How much is trained, chosen for a minute on one core (a GPU is bound by launches)."""
 
     epochs: int
     width: int
+    lr: str
+
+    @property
+    def parameters(self) -> list[str]:
+        """A novice's: a tiny batch, and a learning rate that is far too small."""
+        values = {"batch_size": 8, "lr": self.lr, "epochs": self.epochs, "width": self.width}
+        return [word for name, value in values.items() for word in ("-P", f"{name}={value}")]
 
 
-FULL = Size(epochs=30, width=64)
-ON_A_GPU = Size(epochs=1000, width=64)
-QUICK = Size(epochs=150, width=16)
+FULL = Size(epochs=45, width=64, lr="1e-5")
+ON_A_GPU = Size(epochs=300, width=64, lr="1e-5")
+QUICK = Size(epochs=60, width=16, lr="1e-4")
+BACKENDS = {
+    "local": ["--env-manager", "local"],
+    "rlsched": ["--backend-config", '{"policy": "rules", "retry_delays_s": [1]}'],
+}
 
 
 class Demo:
@@ -75,6 +88,7 @@ class Demo:
             "RLSCHED_HOME": str(self.home),
             "MLFLOW_TRACKING_URI": self.uri,
             "XDG_CONFIG_HOME": str(folder / "config"),
+            "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
         }
         self.env = {**others, **ours}
         self.epochs_at_the_kill = 0
@@ -115,18 +129,21 @@ class Demo:
         rows: list[dict[str, Any]] = json.loads(self.rlsched("devices", "--json"))["devices"]
         return rows
 
-    def train(self, size: Size) -> str:
-        """Run the project, kill the training on the way, see it through; the run's id."""
-        parameters = ["-P", f"epochs={size.epochs}", "-P", f"width={size.width}"]
-        command = ["mlflow", "run", "projects/digits", "--backend", "rlsched", *parameters]
+    def train(self, backend: str, size: Size) -> Any:
+        """Run the project with a backend to its end, and return the MLflow run.
+
+        With ours, the training is killed on the way.
+        """
+        command = ["mlflow", "run", "projects/digits", "--backend", backend, *size.parameters]
         console.print(f"[bold]$ {' '.join(command)}[/]\n")
         process = subprocess.Popen(
             [
                 *(str(BIN / "mlflow"), "run", str(ROOT / "projects" / "digits")),
-                *("--backend", "rlsched", "--backend-config", '{"retry_delays_s": [1]}'),
-                *(*parameters, "--run-name", "demo"),
+                *("--backend", backend, *BACKENDS[backend]),
+                *(*size.parameters, "--run-name", backend),
             ],
-            env=self.env,
+            # One CPU slot is one thread: the same for both.
+            env={**self.env, "OMP_NUM_THREADS": "1"},
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -134,25 +151,23 @@ class Demo:
             start_new_session=True,  # an interrupt is passed on by us
         )
         try:
-            self._follow(process, size.epochs)
+            self._follow(process, size.epochs, kill=backend == "rlsched")
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
             process.communicate()
             raise
         if process.wait() != 0:
             last = self.log.read_text().splitlines()[-LINES_OF_A_FAILURE:]
             raise click.ClickException("\n".join(["the run failed:", *last]))
-        if not self.epochs_at_the_kill:
-            raise click.ClickException("the training was over before it could be killed")
-        (run,) = self.client().search_runs(["0"])
-        return str(run.info.run_id)
+        (run,) = self.client().search_runs(["0"], f"attributes.run_name = '{backend}'")
+        return run
 
-    def _follow(self, process: subprocess.Popen[str], epochs: int) -> None:
+    def _follow(self, process: subprocess.Popen[str], epochs: int, kill: bool) -> None:
         """Show how far the training is, and kill it once."""
         assert process.stdout is not None
         columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as progress, open(self.log, "w") as log:
-            bar = progress.add_task("waiting for a device", total=epochs)
+            bar = progress.add_task("starting", total=epochs)
             for line in process.stdout:
                 log.write(line)
                 log.flush()
@@ -162,13 +177,14 @@ class Demo:
                 epoch, _, accuracy = match.groups()
                 text = f"epoch {epoch} of {epochs}, accuracy {accuracy}"
                 progress.update(bar, completed=int(epoch), description=text)
-                if not self.epochs_at_the_kill and int(epoch) > KILL_AFTER * epochs:
+                if kill and not self.epochs_at_the_kill and int(epoch) > KILL_AFTER * epochs:
                     pids = self._kill()
                     if pids:
                         self.epochs_at_the_kill = int(epoch)
                         what = f"[bold red]kill -9 {' '.join(map(str, pids))}[/]"
                         progress.print(f"  {what}  [dim]# the training, after epoch {epoch}[/]")
                         progress.update(bar, description="killed")
+        console.print()
 
     def _kill(self) -> list[int]:
         """kill -9 the training if it has a checkpoint; its processes."""
@@ -180,40 +196,61 @@ class Demo:
         processes.send(pids, signal.SIGKILL)
         return pids
 
-    def tell(self, run_id: str, epochs: int) -> None:
-        """The story of the run; an error when it is not the one that it should be."""
-        story = json.loads(self.rlsched("show", run_id, "--json"))
-        client = self.client()
-        run = client.get_run(run_id)
-        trained = [point.step for point in client.get_metric_history(run_id, "val_accuracy")]
-        system = sorted(name for name in run.data.metrics if name.startswith("system/"))
-        samples = [point.step for point in client.get_metric_history(run_id, "rlsched/gpus")]
-        console.print(_attempts(story["attempts"]))
+    def tell(self, local: Any, ours: Any, epochs: int) -> None:
+        """The story of both runs; an error when it is not the one that it should be."""
+        story = json.loads(self.rlsched("show", ours.info.run_id, "--json"))
+        trained = [point.step for point in self.history(ours)]
+        system = sorted(name for name in ours.data.metrics if name.startswith("system/"))
         if (
-            run.info.status != "FINISHED"
+            not self.epochs_at_the_kill
+            or ours.info.status != "FINISHED"
             or [attempt["reason"] for attempt in story["attempts"]] != ["killed", "finished"]
             or trained != list(range(1, epochs + 1))
             or not system
         ):
             raise click.ClickException(f"this is not how it should have ended: see {self.folder}")
+        console.print(_attempts(story["attempts"]))
         twice = sum(1 for line in self.log.read_text().splitlines() if EPOCH.match(line)) - epochs
         kept = self.epochs_at_the_kill - max(0, twice)
         console.print(
-            f"  [bold green]{run.info.status}[/]: loss {run.data.metrics['loss']:.4f}, validation "
-            f"accuracy [bold]{run.data.metrics['val_accuracy']:.1%}[/] after {epochs} epochs\n"
             f"  {kept} of the {self.epochs_at_the_kill} epochs before the kill were kept; MLflow "
-            f"has each of the {epochs} epochs once\n"
-            f"  {len(system)} system metrics, {len(samples)} samples each, over both attempts\n"
+            f"has each of the {epochs} epochs once,\n  and {len(system)} system metrics\n"
         )
+        changes = [r for r in story["decisions"] if changed(r)]
+        console.print(_decisions(changes))
+        console.print(self._comparison(local, ours, len(changes)))
         ui, _, page = str(story["mlflow"]).partition(", then ")
+        home = f"RLSCHED_HOME={shlex.quote(str(self.home))} {BIN}/rlsched"
         lines = (
             f"{BIN}/{ui}",
             f"  {page}",
-            f"RLSCHED_HOME={shlex.quote(str(self.home))} {BIN}/rlsched show {run_id[:8]}",
+            f"{home} show {ours.info.run_id[:8]}",
+            f"{home} explain {ours.info.run_id[:8]}",
         )
         console.print("[bold]Look at it[/]")
         for line in lines:
             console.print(f"  {escape(line)}", soft_wrap=True)
+
+    def history(self, run: Any) -> list[Any]:
+        """Validation accuracy after each epoch of a run, in order."""
+        points = self.client().get_metric_history(run.info.run_id, "val_accuracy")
+        return sorted(points, key=lambda point: point.step)
+
+    def _comparison(self, local: Any, ours: Any, changes: int) -> Table:
+        target = max(point.value for point in self.history(local))
+        headings = ("backend", f"time to {target:.1%}", "final accuracy", "whole run", "changes")
+        table = Table(*headings, title="The same start, two backends", expand=True)
+        for run in (local, ours):
+            began = run.info.start_time
+            reached = [p.timestamp for p in self.history(run) if p.value >= target]
+            table.add_row(
+                run.info.run_name,
+                f"{(min(reached) - began) / 1000:.0f} s" if reached else "not reached",
+                f"{run.data.metrics['val_accuracy']:.1%}",
+                f"{(run.info.end_time - began) / 1000:.0f} s",
+                str(changes if run is ours else 0),
+            )
+        return table
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> Table:
@@ -226,6 +263,15 @@ def _attempts(attempts: list[dict[str, Any]]) -> Table:
             f"{attempt['ended_at'] - attempt['started_at']:.0f}",
             attempt["message"] or attempt["reason"],
         )
+    return table
+
+
+def _decisions(changes: list[dict[str, Any]]) -> Table:
+    left_out = len(changes) - DECISIONS_SHOWN
+    more = f" (the first {DECISIONS_SHOWN}; {left_out} more followed)" if left_out > 0 else ""
+    table = Table("at", "change", "why", title=f"What was decided{more}", expand=True)
+    for record in changes[:DECISIONS_SHOWN]:
+        table.add_row(f"{record['elapsed_s']:.0f} s", change(record), escape(record["reason"]))
     return table
 
 
@@ -257,7 +303,8 @@ def main(quick: bool, folder: Path, picture: Path | None) -> None:
         kind = "CPU slot" if devices[0]["kind"] == "cpu" else "GPU"
         console.print(f"This host has {len(devices)} {kind}{'s' * (len(devices) != 1)}.")
         size = QUICK if quick else FULL if kind == "CPU slot" else ON_A_GPU
-        demo.tell(demo.train(size), size.epochs)
+        local, ours = (demo.train(backend, size) for backend in BACKENDS)
+        demo.tell(local, ours, size.epochs)
         if picture is not None:
             console.save_svg(str(picture), title="make demo")
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import pwd
@@ -17,6 +18,7 @@ import re
 import signal
 import socket
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,18 @@ class AgentFiles:
             pass  # the pipe is full of wake-ups already
         finally:
             os.close(descriptor)
+
+    def unread(self) -> bool:
+        """Whether an agent, which may be dying, has not yet read all that woke it."""
+        try:
+            descriptor = os.open(self._wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        finally:
+            os.close(descriptor)
+        return int.from_bytes(waiting, sys.byteorder) > 0
 
     def argv(self) -> list[str]:
         """The command that starts an agent for this store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,13 @@ import pytest
 from tests.world import World
 
 pytest_plugins = ["tests.skips"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _usual_signals() -> None:
+    """Tests interrupt what they start, also when they run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,10 @@ def test_it_says_why_an_attempt_starts_again(world: World) -> None:
     assert process.returncode == 0, output
     starts = [line for line in output.splitlines() if "Attempt" in line]
     (line,) = starts
-    assert "=== Attempt 2 starts: out of memory at batch size 64: going on with 54 ===" in line
+    assert (
+        "=== Attempt 2 starts: out of memory at batch size 64: going on with 54, 15 % less ==="
+        in line
+    )
 
 
 def test_a_resumed_run_shows_its_new_output_only(world: World) -> None:

@@ -48,7 +48,7 @@ class Supervised:
         self.devices = devices
         self.number = task.attempt
         self.samples = task.samples
-        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total, ran_before_s)
+        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total)
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
         self.can: frozenset[str] | None = None

@@ -42,8 +42,11 @@ class Teller:
         self._tracker.put(task.run_id, "tags", tags)
         if attempt.number == 1:
             waited = max(0.0, attempt.started_at - task.submitted_at)
-            point = ["rlsched/queue_seconds", waited, int(1000 * attempt.started_at), 0]
-            self._tracker.put(task.run_id, "metrics", [point])
+            start = {
+                "rlsched/queue_seconds": waited,
+                "rlsched/gpus": task.spec.config["gpus"]["initial"],
+            }
+            self._points(task.run_id, start, 0, attempt.started_at)
 
     def sample(self, task: Task, metrics: Mapping[str, float], step: int) -> None:
         """Values of one moment."""

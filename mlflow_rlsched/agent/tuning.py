@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -54,7 +54,6 @@ class Tuning:
         config: The run's configuration.
         devices: What it holds.
         memory_total: Memory of the host, bytes: what a training on the CPU may use.
-        ran_before_s: Seconds that the run has been running, over all attempts.
 
     Attributes:
         setting: What is in force.
@@ -68,7 +67,6 @@ class Tuning:
         config: RunConfig,
         devices: Sequence[Device],
         memory_total: int,
-        ran_before_s: float,
     ) -> None:
         self.policy = policy_named(config.policy)
         self._folder = folder
@@ -77,13 +75,14 @@ class Tuning:
         self._config = config
         self._devices = devices
         self._memory_total = memory_total
-        self._began_at = time.monotonic() - ran_before_s
         self._record = decision_log.last(self._run_dir)
         record = self._record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self._can: frozenset[str] = frozenset()
         self._seq, self.setting = self._in_force(record)
         self._applied = self._seq
+        # What passes before a training speaks is no training time.
+        self._trained_s: float = record.get("elapsed_s", 0.0)
         history = History.from_json(record["history"]) if record else None
         # A training that can change nothing is watched, not tuned.
         self._decider = Decider(self._limits(), Fixed(), config.reward, history)
@@ -158,6 +157,7 @@ class Tuning:
             optimizer=told.get("optimizer"),
             dataset_size=told.get("dataset_size"),
             drop_last=bool(told["drop_last"]) if "drop_last" in told else None,
+            price=_price(self._config.prices, self._devices),
         )
 
     def _begin_interval(self) -> None:
@@ -174,7 +174,7 @@ class Tuning:
         metric = self._config.objective.metric
         return Interval(
             duration_s=duration,
-            elapsed_s=now - self._began_at,
+            elapsed_s=self._trained_s + duration,
             setting=self.setting,
             devices=[self._use(i) for i in range(len(self._devices))],
             network_rate=(network[-1] - network[0]) / duration if len(network) > 1 else None,
@@ -284,6 +284,7 @@ class Tuning:
             self._transition(record),
         )
         self.setting, self._record, self._next_s = setting, record, decision.next_s
+        self._trained_s = decision.elapsed_s
         self._begin_interval()
         return outcome
 
@@ -342,6 +343,17 @@ class Outcome:
     reported: dict[str, float]
     first: bool
     transition: Transition | None
+
+
+def _price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:
+    """Price of a device-second: that of the first type whose name a device has, else 1."""
+    found = [
+        price
+        for device in devices
+        for name, price in prices.items()
+        if name.lower() in device.name.lower()
+    ]
+    return found[0] / 3600 if found else 1.0
 
 
 def _vector(record: dict[str, Any]) -> list[float]:

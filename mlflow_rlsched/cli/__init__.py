@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mlflow_rlsched import __version__
-from mlflow_rlsched.cli import agent, devices, doctor, explain, requests, runs, show
+from mlflow_rlsched.cli import agent, devices, doctor, explain, requests, runs, show, simulate
 from mlflow_rlsched.cli.common import Group
 
 
@@ -30,5 +30,6 @@ for command in (
     runs.logs,
     devices.devices,
     doctor.doctor,
+    simulate.simulate,
 ):
     main.add_command(command)

@@ -30,6 +30,7 @@ LEFTOVER_GRACE_S = 5.0
 """How long processes that outlive the main one may take to end by themselves."""
 
 _TICK_S = 1.0
+_HAND_OVER_S = 5.0
 _AGENT_CHECK_S = 5.0
 _RESERVED_BYTES = 8192
 _PR_SET_PDEATHSIG = 1
@@ -86,9 +87,7 @@ class Shim:
                 self._finish(reason, message, killed)
             else:
                 self._finish("device_busy", f"device {busy} is locked by another task")
-        self._keep_agent()
-        with contextlib.suppress(OSError):
-            self._agent.wake()
+        self._hand_over()
 
     def _ended(self) -> bool:
         return (self._folder / "exit.json").exists()
@@ -205,6 +204,16 @@ class Shim:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(reserved, self._folder / "exit.json")
+
+    def _hand_over(self) -> None:
+        """Have an agent look at the ending: one that was just killed still holds its lock."""
+        self._keep_agent()
+        with contextlib.suppress(OSError):
+            self._agent.wake()
+        deadline = time.monotonic() + _HAND_OVER_S
+        while self._agent.unread() and time.monotonic() < deadline:
+            time.sleep(_TICK_S / 10)
+        self._keep_agent()
 
     def _keep_agent(self) -> None:
         """Start an agent when it is dead; what fails is tried again later."""

@@ -1,14 +1,16 @@
 """The guard: hard limits that no policy crosses, each with its reason in plain words.
 
 The rules run in the order of ``RULES``. Each sees the setting that is left of the proposal and
-may take back or clip a part of it; none makes a change larger.
+may take back or clip a part of it; none makes a change larger. They run twice: what a batch may be
+rests on the devices, which a later rule may take back, so the first time settles the devices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action, Setting, apply, resize
@@ -37,32 +39,34 @@ class Draft:
         gpus: Devices.
         batch_size: Global batch, samples, or None when there is none to set.
         lr_factor: Product of the policy's own factors.
-        batch_low: Smallest batch allowed.
-        batch_high: Largest batch allowed.
-        vetoes: Reasons so far.
         before: The setting in force.
         proposal: What the policy wanted.
         interval: What was measured.
         history: What is remembered.
         limits: The run's limits.
+        batch_low: Smallest batch allowed.
+        batch_high: Largest batch allowed.
+        gpu_vetoes: Reasons so far why the devices are not those that were proposed.
+        vetoes: Reasons so far why the batch or the rate is not.
     """
 
     gpus: int
     batch_size: int | None
     lr_factor: float
-    batch_low: int
-    batch_high: int
     before: Setting
     proposal: Proposal
     interval: Interval
     history: History
     limits: Limits
+    batch_low: int = 1
+    batch_high: int = 2**31 - 1
+    gpu_vetoes: list[str] = field(default_factory=list)
     vetoes: list[str] = field(default_factory=list)
 
     def keep_gpus(self, why: str) -> None:
         """Take back a change of the devices."""
         if self.gpus != self.before.gpus:
-            self.vetoes.append(f"the number of devices stays at {self.before.gpus}: {why}")
+            self.gpu_vetoes.append(f"the number of devices stays at {self.before.gpus}: {why}")
             self.gpus = self.before.gpus
 
     def keep_batch(self, why: str) -> None:
@@ -76,6 +80,14 @@ class Draft:
         if self.lr_factor != self.before.lr_factor:
             self.vetoes.append(f"the learning rate stays as it is: {why}")
             self.lr_factor = self.before.lr_factor
+
+    def set_gpus(self, gpus: int, why: str) -> None:
+        """Change the devices to a number that is allowed."""
+        if gpus == self.before.gpus:
+            self.keep_gpus(why)
+        elif gpus != self.gpus:
+            self.gpu_vetoes.append(f"the number of devices becomes {gpus}, not {self.gpus}: {why}")
+            self.gpus = gpus
 
     def set_batch(self, size: int, why: str) -> None:
         """Change the batch size to one that is allowed."""
@@ -111,32 +123,35 @@ def guard(proposal: Proposal, interval: Interval, history: History, limits: Limi
     """
     before = interval.setting
     wanted = apply(proposal.action, before, limits.batch_initial, limits.optimizer)
+    first = _ruled(wanted, proposal, interval, history, limits)
+    draft = _ruled(replace(wanted, gpus=first.gpus), proposal, interval, history, limits)
+    setting = _settled(draft)
+    return Outcome(setting, _action(before, setting), (*first.gpu_vetoes, *draft.vetoes))
+
+
+def _ruled(
+    wanted: Setting, proposal: Proposal, interval: Interval, history: History, limits: Limits
+) -> Draft:
     draft = Draft(
-        gpus=wanted.gpus,
-        batch_size=wanted.batch_size,
-        lr_factor=wanted.lr_factor,
-        batch_low=1,
-        batch_high=2**31 - 1,
-        before=before,
-        proposal=proposal,
-        interval=interval,
-        history=history,
-        limits=limits,
+        wanted.gpus,
+        wanted.batch_size,
+        wanted.lr_factor,
+        interval.setting,
+        proposal,
+        interval,
+        history,
+        limits,
     )
     for rule in RULES:
         rule(draft)
-    setting = _settled(draft)
-    return Outcome(setting, _action(before, setting), tuple(draft.vetoes))
+    return draft
 
 
 def within_configuration(draft: Draft) -> None:
     """Bounds of the configuration: devices and batch size (those of the rate: ``_settled``)."""
     limits = draft.limits
     gpus = min(max(draft.gpus, limits.gpus_min), limits.gpus_max)
-    if gpus != draft.gpus:
-        bound = "gpus.max" if gpus < draft.gpus else "gpus.min"
-        draft.vetoes.append(f"the number of devices becomes {gpus}, not {draft.gpus}: {bound}")
-        draft.gpus = gpus
+    draft.set_gpus(gpus, "gpus.max" if gpus < draft.gpus else "gpus.min")
     if draft.batch_size is None:
         return
     draft.batch_low = min(max(limits.batch_min, gpus), limits.batch_max)
@@ -170,48 +185,70 @@ def within_share(draft: Draft) -> None:
     free = draft.interval.free_gpus
     if free is None or draft.gpus - draft.before.gpus <= free:
         return
-    allowed = draft.before.gpus + max(0, free)
-    why = f"only {max(0, free)} more are free for this run"
-    if allowed == draft.before.gpus:
-        draft.keep_gpus("none more is free for this run")
-    else:
-        draft.vetoes.append(f"the number of devices becomes {allowed}, not {draft.gpus}: {why}")
-        draft.gpus = allowed
+    why = f"only {free} more are free" if free > 0 else "none more is free"
+    draft.set_gpus(draft.before.gpus + max(0, free), f"{why} for this run")
 
 
 def within_memory(draft: Draft) -> None:
     """Predicted memory at most 92 % of the device or the cap; never back where it ran out."""
-    if draft.batch_size is None or draft.before.batch_size is None:
+    running = draft.before.batch_size
+    if draft.batch_size is None or running is None:
         return
-    _below_oom(draft)
-    allowed = _fitting(draft)
-    if allowed is None:
-        return
-    # A batch that is running shows by running that it fits.
-    draft.batch_high = min(draft.batch_high, max(allowed, draft.before.batch_size))
-    if draft.batch_size > draft.batch_high:
-        draft.set_batch(draft.batch_high, _need(draft, draft.batch_size))
-
-
-def _below_oom(draft: Draft) -> None:
     oom = draft.history.oom_batch
-    if oom is None or draft.batch_size is None or "batch_size" not in draft.interval.can:
+    if oom is not None:
+        _bound_batch(
+            draft,
+            running,
+            lambda devices: math.ceil(oom * devices) - 1,
+            lambda _, devices: f"memory ran out at {round(oom * devices)}",
+        )
+    each = _fitting(draft)
+    if each is not None:
+        held = max(1, draft.before.gpus)
+        _bound_batch(
+            draft,
+            running,
+            # What runs on a device shows by running that it fits.
+            lambda devices: max(int(each * devices), running * devices // held),
+            partial(_need, draft),
+        )
+
+
+def _bound_batch(
+    draft: Draft,
+    running: int,
+    largest: Callable[[int], int],
+    why: Callable[[int, int], str],
+) -> None:
+    """Keep the devices that the running batch needs, then clip the batch.
+
+    The running batch counts, even where a smaller one is proposed, as a later rule may keep it.
+
+    Args:
+        draft: What is left of the proposal.
+        running: The batch in force, samples.
+        largest: Largest batch that so many devices hold.
+        why: The reason against a batch on so many devices.
+    """
+    wanted, held = max(1, draft.gpus), draft.before.gpus
+    if wanted < held and largest(wanted) < running:
+        enough = (devices for devices in range(wanted, held) if largest(devices) >= running)
+        draft.set_gpus(next(enough, held), f"on {wanted}, {why(running, wanted)}")
+    if draft.batch_size is None or "batch_size" not in draft.interval.can:
         return
     devices = max(1, draft.gpus)
-    largest = max(draft.batch_low, math.ceil(oom * devices) - 1)
-    draft.batch_high = min(draft.batch_high, largest)
-    if draft.batch_size > largest:
-        draft.set_batch(largest, f"memory ran out at {round(oom * devices)}")
+    draft.batch_high = min(draft.batch_high, max(largest(devices), draft.batch_low))
+    if draft.batch_size > draft.batch_high:
+        draft.set_batch(draft.batch_high, why(draft.batch_size, devices))
 
 
-def _fitting(draft: Draft) -> int | None:
-    """Largest batch whose predicted memory is allowed; None when nothing is known of memory."""
-    limit = memory_limit(draft.interval, draft.limits)
+def _fitting(draft: Draft) -> float | None:
+    """Most samples of a device whose predicted memory is allowed; None when it is unknown."""
+    limit = memory_limit(draft.history, draft.limits)
     each = _bytes_per_sample(draft)
     if limit is None or each is None:
         return None
-    now = draft.history.memory[-1]
-    return int((now.batch + (SHARE * limit - _peak(draft)) / each) * max(1, draft.gpus))
+    return draft.history.memory[-1].batch + (SHARE * limit - _peak(draft)) / each
 
 
 def _bytes_per_sample(draft: Draft) -> float | None:
@@ -229,10 +266,9 @@ def _peak(draft: Draft) -> float:
     return max([draft.history.memory[-1].peak, *(value for value in used if value is not None)])
 
 
-def _need(draft: Draft, size: int) -> str:
-    limit = memory_limit(draft.interval, draft.limits) or 0.0
-    now = draft.history.memory[-1]
-    more = size / max(1, draft.gpus) - now.batch
+def _need(draft: Draft, size: int, devices: int) -> str:
+    limit = memory_limit(draft.history, draft.limits) or 0.0
+    more = size / devices - draft.history.memory[-1].batch
     needed = _peak(draft) + (_bytes_per_sample(draft) or 0.0) * more
     return (
         f"{size} would need about {needed / _GIGA:.1f} GB of {limit / _GIGA:.1f} GB,"

@@ -55,6 +55,7 @@ class History:
         network_max: Largest network rate seen, bytes/s.
         memory: Peaks at the last two batch sizes, the newest last.
         memory_base: Smallest memory seen of a device, bytes.
+        memory_total: Memory of the smallest device at the last reading, bytes.
         memory_fraction: Used part of the fullest device at the last reading.
         memory_slope: Its change a minute.
         losses: Window of (samples seen, loss).
@@ -94,6 +95,7 @@ class History:
     network_max: float = 0.0
     memory: tuple[Memory, ...] = ()
     memory_base: float | None = None
+    memory_total: float | None = None
     memory_fraction: float | None = None
     memory_slope: float | None = None
     losses: tuple[tuple[float, float], ...] = ()

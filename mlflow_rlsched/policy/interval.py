@@ -36,7 +36,7 @@ class Interval:
 
     Attributes:
         duration_s: Length of the interval, seconds.
-        elapsed_s: Time that the run has been running, over all attempts, at its end, seconds.
+        elapsed_s: Time that the run has been training, over all attempts, at its end, seconds.
         setting: What was in force.
         devices: Use of the leased devices.
         network_rate: Bytes per second, sent and received.

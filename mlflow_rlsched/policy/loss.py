@@ -21,8 +21,10 @@ ENOUGH = 5
 SIGNIFICANT = 2.0
 """Standard deviations from which a trend is taken for one."""
 
+TO_SIGMA = 1.4826
+"""Median absolute deviation to standard deviation, for a normal distribution."""
+
 _LEVEL = 5
-_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for a normal distribution
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def signals(points: Sequence[tuple[float, float]]) -> Signals | None:
     slope = median((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
     residuals = [y - slope * x for x, y in zip(xs, ys, strict=True)]
     middle = median(residuals)
-    spread = _TO_SIGMA * median(abs(r - middle) for r in residuals)
+    spread = TO_SIGMA * median(abs(r - middle) for r in residuals)
     n = len(ys)
     score = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
     trend = score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

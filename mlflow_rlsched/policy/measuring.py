@@ -26,8 +26,11 @@ HEADROOM = 4.0
 LARGEST = 1e30
 """No number that was read counts as larger, nor its inverse: products and ratios stay finite."""
 
-_SMOOTH = 0.2
-_SCALES_BY = 10  # decisions after which the scales are fixed without a known progress
+SMOOTH = 0.2
+"""Weight of the newest value in what is averaged over intervals."""
+
+SCALES_BY = 10
+"""Decisions after which the scales are fixed without a known progress."""
 
 
 def bounded(value: float | None) -> float | None:
@@ -88,7 +91,7 @@ def _rates(history: History, interval: Interval) -> dict[str, Any]:
     noise = history.throughput_noise
     if before and rate and history.action == NO_CHANGE:
         difference = abs(rate - before) / max(rate, before)
-        noise = difference if noise is None else noise + _SMOOTH * (difference - noise)
+        noise = difference if noise is None else noise + SMOOTH * (difference - noise)
     return known | {
         "throughput": rate,
         "throughput_before": before,
@@ -128,7 +131,7 @@ def _gradients(history: History, interval: Interval) -> dict[str, Any]:
         expected = norm * norm if norm else max(sqr, 0.0) + var / batch
         cosine = min(max(sqr / expected, -1.0), 1.0) if expected > 0 else 0.0
         gradients.append(Gradient(sqr, var, cosine))
-        usual = var if usual is None else usual + _SMOOTH / 4 * (var - usual)
+        usual = var if usual is None else usual + SMOOTH / 4 * (var - usual)
     return {"gradients": tuple(gradients[-WINDOW:]), "var_usual": usual}
 
 
@@ -140,7 +143,10 @@ def _memory(history: History, interval: Interval) -> dict[str, Any]:
         and (total := bounded(device.memory_total)) is not None
         and total > 0
     ]
-    known: dict[str, Any] = {"memory_slope": None}
+    known: dict[str, Any] = {
+        "memory_slope": None,
+        "memory_total": _memory_total(history, interval),
+    }
     if shares:
         known["memory_fraction"] = fraction = min(max(shares), 1.0)
         if history.memory_fraction is not None and interval.duration_s > 0:
@@ -156,6 +162,18 @@ def _memory(history: History, interval: Interval) -> dict[str, Any]:
     known["memory"] = (*others[-1:], replace(reading, peak=max([peak, *same])))
     known["memory_base"] = min(peak, history.memory_base or peak)
     return known
+
+
+def _memory_total(history: History, interval: Interval) -> float | None:
+    """Memory of the smallest device; one that was not read counts with what is remembered."""
+    totals = [
+        total
+        for device in interval.devices
+        if (total := bounded(device.memory_total)) is not None and total > 0
+    ]
+    if history.memory_total is not None and len(totals) < max(1, len(interval.devices)):
+        totals.append(history.memory_total)
+    return min(totals, default=None)
 
 
 def _peak(interval: Interval) -> float | None:
@@ -214,7 +232,7 @@ def _calm(history: History) -> dict[str, Any]:
     if seen is None or unrest(history) is not None:
         return {}
     usual = history.spread_usual
-    usual = seen.spread if usual is None else usual + _SMOOTH * (seen.spread - usual)
+    usual = seen.spread if usual is None else usual + SMOOTH * (seen.spread - usual)
     now = level([loss for _, loss in history.losses])
     lowest = [value for value in (now, history.loss_best) if value is not None]
     return {"spread_usual": usual, "loss_best": min(lowest)}
@@ -222,7 +240,7 @@ def _calm(history: History) -> dict[str, Any]:
 
 def _scales(history: History, interval: Interval, limits: Limits) -> Scales | None:
     known = history.progress is not None and history.progress > 0
-    late = history.decisions >= _SCALES_BY
+    late = history.decisions >= SCALES_BY
     if not history.throughput or not (known or late):
         return None
     return provisional_scales(history, interval, limits)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.measuring import bounded, observe
+from mlflow_rlsched.policy.measuring import observe
 
 SHARE = 0.92
 """Part of a device's memory, or of its cap, that a predicted setting may need."""
@@ -35,7 +35,7 @@ def memory_need(history: History, interval: Interval, limits: Limits) -> MemoryN
     """What was measured of a run's memory, the interval included."""
     history = observe(history, interval, limits)
     each = bytes_per_sample(history)
-    limit = memory_limit(interval, limits)
+    limit = memory_limit(history, limits)
     if each is None:
         return MemoryNeed(limit=limit)
     now = history.memory[-1]
@@ -60,13 +60,10 @@ def bytes_per_sample(history: History) -> float | None:
     return None
 
 
-def memory_limit(interval: Interval, limits: Limits) -> float | None:
+def memory_limit(history: History, limits: Limits) -> float | None:
     """Bytes that each device of the run has; None when unknown."""
-    totals = [d.memory_total for d in interval.devices if d.memory_total is not None]
-    if limits.memory_cap_bytes is not None:
-        totals.append(limits.memory_cap_bytes)
-    usable = [total for value in totals if (total := bounded(value)) is not None and total > 0]
-    return min(usable, default=None)
+    known = [history.memory_total, limits.memory_cap_bytes]
+    return min((value for value in known if value is not None), default=None)
 
 
 def after_oom(

@@ -1,20 +1,25 @@
 """The learning-rate rule of ``rules``: down when the loss is not calm, up as far as it pays.
 
 Whether a rate is too small cannot be read off a training: a loss falls by the same law, only
-slower. So the rule *tries*: it raises the rate in four steps of 20 %, compares how fast the loss
-falls with before, and goes on from there or takes it all back. What was taken back is not tried
-again for a while that doubles every time.
+slower. So the rule *tries*: it raises the rate by four steps of 20 % (by eight while the loss does
+not fall at all), compares how fast the loss falls with what was to be expected, and goes on from
+there or takes it all back. What was taken back is not tried again for a while that doubles every
+time.
 
 A loss falls about as a power of the samples seen (Hestness et al. 2017, "Deep Learning Scaling
-is Predictable, Empirically"), so its speed is that power, -d log(loss) / d log(samples): it stays
-the same while nothing changes, and rises when a higher rate pays.
+is Predictable, Empirically"), so its speed is that power, -d log(loss) / d log(samples). With a
+rate that is too small the power itself falls: what is expected of the next window is the speed of
+the last one times its ratio to the one before.
 
-Consecutive gradients that are opposed say that a larger rate would overshoot (see
-``stability.alignment``); that they point the same way proves nothing where momentum carries on.
+Nothing is risked where nothing is to be gained: not before the loss has begun to fall (a warm-up
+is the user's), not when little of it is left, not near the end, and not while consecutive gradients
+are opposed, which says that a larger step would overshoot (see ``stability.alignment``); that they
+point the same way proves nothing where momentum carries on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action
@@ -25,10 +30,17 @@ from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.stability import alignment, unrest
 
 TRIAL = FACTOR_MAX**4
-"""Factor on the learning rate that is tried at once."""
+FLAT_TRIAL = FACTOR_MAX**8
+"""Factor on the learning rate that is tried at once; and while the loss does not fall."""
 
-PAID = 1.15
-"""Speed after a trial over the speed before from which it has paid."""
+UNMOVED = 0.9
+"""Level of the loss over its first value above which the training has not really begun."""
+
+LITTLE_LEFT = 0.05
+"""Level of the loss over its first value below which nothing is risked any more."""
+
+LATE = 0.8
+"""Progress from which nothing is risked any more."""
 
 FIRST_WAIT = 4
 LONGEST_WAIT = 64
@@ -37,17 +49,25 @@ LONGEST_WAIT = 64
 CLEAR = 3.0
 """Standard deviations of the loss's trend from which there is something to compare with."""
 
+RESTLESS = 6.0
+"""Range of the newest losses, in usual spreads, from which one that does not fall is not calm."""
+
+PAYING = 1.0
+"""Standard deviations of the loss's trend from which a trial may have paid."""
+
 SURE = 2.0
 """Standard errors from which the direction of consecutive gradients is believed."""
 
+_NEWEST = 5
 _CLOSE = 1.001  # factors are products of roundings
 
 
 def rate_proposal(interval: Interval, history: History) -> Proposal:
     """What to do with the learning rate.
 
-    The notes hold, while a trial runs: ``good``, the factor to return to; ``speed``, how fast
-    the loss fell there; ``since``, the samples seen when half of the trial was done; ``last``, the
+    The notes hold, while a trial runs: ``good``, the factor to return to; ``size``, the factor
+    that is tried; ``speed``, how fast the loss fell there; ``expected``, how fast it would go on
+    to fall; ``since``, the samples seen when half of the trial was done; ``last``, the
     factor at the last decision; ``asked``, 1 once a step was asked for; ``back``, 1 once it is
     being taken back. And always: ``failed``, trials that did not pay, and ``until``, the decision
     before which there is no other.
@@ -60,7 +80,7 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     factor = interval.setting.lr_factor
     why = unrest(history)
     if why is not None:
-        return _change(FACTOR_MIN, f"{why}: a lower learning rate", _without_trial(notes))
+        return _change(FACTOR_MIN, f"{why}: a lower learning rate", _at_rest(notes))
     if "good" in notes:
         return _go_on(factor, history, notes)
     wait = max(_wait_after_setback(history), int(notes.get("until", 0)) - history.decisions)
@@ -72,18 +92,45 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
 
 
 def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal:
-    seen = _since(history, history.lr_changed_at)
-    if seen is None:
+    points = [point for point in history.losses if point[0] > history.lr_changed_at]
+    earlier, later = signals(points[: len(points) // 2]), signals(points[len(points) // 2 :])
+    seen = signals(points)
+    if seen is None or earlier is None or later is None:
         return Proposal(Action(), "too few losses were reported to judge by", None, notes)
-    if _opposed(history):
-        return Proposal(
-            Action(), "calm; the learning rate fits: consecutive gradients are opposed", None, notes
-        )
+    reason = _why_not(seen, history)
+    if reason is not None:
+        return Proposal(Action(), f"calm; {reason}", None, notes)
+    notes |= {"good": factor, "last": factor, "since": history.samples or 0.0}
+    if seen.trend < -CLEAR:
+        before, speed = _speed(earlier, history), _speed(later, history)
+        notes |= {"size": TRIAL, "speed": speed, "expected": _expected(before, speed)}
+        return _change(FACTOR_MAX, "calm: trying a higher learning rate", notes)
+    notes |= {"size": FLAT_TRIAL, "speed": 0.0, "expected": 0.0}
+    return _change(FACTOR_MAX, "the loss does not fall: trying a higher learning rate", notes)
+
+
+def _why_not(seen: Signals, history: History) -> str | None:
+    """Why no trial begins although the training is calm, if so."""
+    first = history.loss_first or 0.0
+    if seen.level < LITTLE_LEFT * first:
+        return "little of the loss is left"
     if seen.trend > -CLEAR:
-        return Proposal(Action(), "calm; the loss does not fall enough to compare", None, notes)
-    notes |= {"good": factor, "speed": _speed(seen, history)}
-    notes |= {"last": factor, "since": history.samples or 0.0}
-    return _change(FACTOR_MAX, "calm: trying a higher learning rate", notes)
+        newest = [loss for _, loss in history.losses[-_NEWEST:]]
+        if seen.level > UNMOVED * first:
+            return "the loss has not begun to fall"
+        if max(newest) - min(newest) > RESTLESS * (history.spread_usual or math.inf):
+            return "the loss varies more than usual"
+    if history.progress is not None and history.progress > LATE:
+        return "the run is near its end"
+    if _opposed(history):
+        return "the learning rate fits: consecutive gradients are opposed"
+    return None
+
+
+def _expected(before: float, speed: float) -> float:
+    """Speed in the next window, after those of the last two."""
+    speed = max(speed, 0.0)
+    return speed * min(1.0, speed / before) if before > 0 else speed
 
 
 def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal:
@@ -93,23 +140,28 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
         return _return(factor, notes, "going back to the learning rate before the trial")
     if _opposed(history):
         return _take_back(factor, history, notes, "consecutive gradients are opposed")
-    stuck = factor == notes["last"] and factor < good * TRIAL / _CLOSE
+    top = good * notes["size"]
+    stuck = factor == notes["last"] and factor < top / _CLOSE
     if stuck and history.action.lr_factor == 1 and notes.get("asked"):
         return _take_back(factor, history, notes, "it cannot go higher")
     notes["last"] = factor
-    if factor < good * FACTOR_MAX**2 * _CLOSE:
+    if factor < top / FACTOR_MAX**2 * _CLOSE:
         notes["since"] = history.samples or 0.0
-    if factor < good * TRIAL / _CLOSE:
-        step = min(FACTOR_MAX, good * TRIAL / factor)
+    if factor < top / _CLOSE:
+        step = min(FACTOR_MAX, top / factor)
         return _change(step, "trying a higher learning rate", notes | {"asked": 1.0})
     seen = _since(history, notes["since"])
     if seen is None:
         return Proposal(Action(), "waiting for what the higher learning rate does", None, notes)
-    speed, before = _speed(seen, history), notes["speed"]
-    if speed < PAID * before or not seen.falls:
-        return _take_back(factor, history, notes, _told(speed, before))
-    notes |= {"good": factor, "speed": speed}
-    return _change(FACTOR_MAX, f"the higher learning rate pays ({_told(speed, before)})", notes)
+    speed, expected = _speed(seen, history), notes["expected"]
+    told = f"the loss falls with power {speed:.2f} of the samples, expected {expected:.2f}"
+    if speed < expected or seen.trend > -PAYING:
+        return _take_back(factor, history, notes, told)
+    notes |= {"good": factor, "expected": _expected(notes["speed"], speed), "speed": speed}
+    notes |= {"size": TRIAL}
+    if _why_not(seen, history) is not None:
+        return Proposal(Action(), f"the higher learning rate pays ({told})", None, _at_rest(notes))
+    return _change(FACTOR_MAX, f"the higher learning rate pays ({told})", notes)
 
 
 def _take_back(factor: float, history: History, notes: dict[str, float], why: str) -> Proposal:
@@ -122,7 +174,7 @@ def _take_back(factor: float, history: History, notes: dict[str, float], why: st
 def _return(factor: float, notes: dict[str, float], why: str) -> Proposal:
     good = notes["good"]
     if factor <= good * _CLOSE:
-        return Proposal(Action(), "calm at the learning rate before", None, _without_trial(notes))
+        return Proposal(Action(), "calm at the learning rate before", None, _at_rest(notes))
     return _change(max(FACTOR_MIN, good / factor), why, notes)
 
 
@@ -137,12 +189,8 @@ def _change(step: float, why: str, notes: Mapping[str, float]) -> Proposal:
     return Proposal(Action(lr_factor=step), why, None, notes)
 
 
-def _without_trial(notes: Mapping[str, float]) -> dict[str, float]:
+def _at_rest(notes: Mapping[str, float]) -> dict[str, float]:
     return {name: notes[name] for name in ("failed", "until") if name in notes}
-
-
-def _told(speed: float, before: float) -> str:
-    return f"the loss falls with power {speed:.2f} of the samples, before {before:.2f}"
 
 
 def _since(history: History, samples: float) -> Signals | None:

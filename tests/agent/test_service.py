@@ -158,7 +158,7 @@ def test_task_that_outlives_many_agents_has_one_attempt(
     world.running(run.run_id)
 
     def steps_told() -> list[int]:
-        history = world.client.get_metric_history(run.run_id, "rlsched/gpus")
+        history = world.client.get_metric_history(run.run_id, "system/network_receive_megabytes")
         return [point.step for point in history]
 
     for _ in range(3):

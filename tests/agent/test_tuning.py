@@ -64,9 +64,7 @@ class Run:
         self.tuning = self.watch()
 
     def watch(self) -> Tuning:
-        return Tuning(
-            self.folder, self.number, self.config, [Device("cpu-0", "cpu", 0, "")], 2**34, 0
-        )
+        return Tuning(self.folder, self.number, self.config, [Device("cpu-0", "cpu", 0, "")], 2**34)
 
     @property
     def directive(self) -> Directive:

@@ -43,7 +43,7 @@ def page() -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         # High enough for all charts: those out of sight are not drawn.
-        yield browser.new_page(viewport={"width": 1400, "height": 1500})
+        yield browser.new_page(viewport={"width": 1400, "height": 3600})
         browser.close()
 
 

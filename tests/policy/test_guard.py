@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlflow_rlsched.policy.action import Action, Setting
 from mlflow_rlsched.policy.guard import RULES, guard
@@ -159,20 +162,24 @@ def test_a_run_takes_no_more_devices_than_are_free_for_it(free: int | None, gpus
 
 # Memory
 
-FULL = History(memory=(Memory(48, 10 * GB), Memory(64, 12 * GB)), memory_base=4 * GB)
+FULL = History(
+    memory=(Memory(48, 10 * GB), Memory(64, 12 * GB)),
+    memory_base=4 * GB,
+    memory_total=16 * GB,
+    progress=0.1,
+)
 
 
 def test_a_batch_that_would_need_too_much_memory_is_clipped() -> None:
-    # 0.125 GB a sample: 0.92 x 16 - 12 = 2.72 GB are left, for 21 samples
-    device = DeviceUse(memory_used=12 * GB, memory_total=14 * GB)
-    outcome = guard(proposal(batch_factor=1.2), interval(devices=[device]), FULL, LIVE)
-    # 0.92 x 14 - 12 = 0.88 GB: 7 samples
+    # 0.125 GB a sample: 0.92 x 14 - 12 = 0.88 GB are left, for 7 samples
+    small = replace(FULL, memory_total=14 * GB)
+    outcome = guard(proposal(batch_factor=1.2), interval(), small, LIVE)
     assert outcome.setting.batch_size == 71
     assert one(outcome.vetoes) == (
         "the batch becomes 71, not 77: 77 would need about 13.6 GB of 14.0 GB, more than 92%"
     )
-    roomy = DeviceUse(memory_used=12 * GB, memory_total=16 * GB)
-    outcome = guard(proposal(batch_factor=1.2), interval(devices=[roomy]), FULL, LIVE)
+    # 0.92 x 16 - 12 = 2.72 GB are left, for 21 samples
+    outcome = guard(proposal(batch_factor=1.2), interval(), FULL, LIVE)
     assert outcome.setting.batch_size == 77
 
 
@@ -184,20 +191,19 @@ def test_a_cap_counts_like_a_device() -> None:
 
 
 def test_what_else_is_in_use_on_the_device_counts() -> None:
-    device = DeviceUse(memory_used=13.5 * GB, memory_total=16 * GB)
+    device = DeviceUse(memory_used=13.5 * GB)
     outcome = guard(proposal(batch_factor=1.2), interval(devices=[device]), FULL, LIVE)
     assert outcome.setting.batch_size == 73  # 0.92 x 16 - 13.5 = 1.22 GB: 9 samples
 
 
 def test_without_a_measured_slope_all_memory_is_taken_to_grow() -> None:
-    once = History(memory=(Memory(64, 12 * GB),), memory_base=12 * GB)
-    device = DeviceUse(memory_used=12 * GB, memory_total=14 * GB)
-    outcome = guard(proposal(batch_factor=1.2), interval(devices=[device]), once, LIVE)
+    once = History(memory=(Memory(64, 12 * GB),), memory_base=12 * GB, memory_total=14 * GB)
+    outcome = guard(proposal(batch_factor=1.2), interval(), once, LIVE)
     assert outcome.setting.batch_size == 68  # 0.92 x 14 / 12 x 64
 
 
 def test_a_running_batch_is_not_made_smaller_by_a_prediction() -> None:
-    device = DeviceUse(memory_used=15 * GB, memory_total=16 * GB)
+    device = DeviceUse(memory_used=15 * GB)
     outcome = guard(proposal(), interval(devices=[device]), FULL, LIVE)
     assert outcome.setting.batch_size == 64
     assert outcome.vetoes == ()
@@ -208,6 +214,116 @@ def test_a_batch_stays_below_the_size_at_which_memory_ran_out() -> None:
     outcome = guard(proposal(batch_factor=1.2), interval(), burnt, LIVE)
     assert outcome.setting.batch_size == 69
     assert one(outcome.vetoes) == "the batch becomes 69, not 77: memory ran out at 70"
+
+
+def test_fewer_devices_must_hold_the_batch() -> None:
+    held = interval(setting=Setting(2, 128))
+    outcome = guard(proposal(gpu_delta=-1), held, FULL, LIVE)
+    assert outcome.setting == Setting(2, 128, 1.0, 2.0)
+    # 12 GB, and 64 samples more of 0.125 GB
+    assert one(outcome.vetoes) == (
+        "the number of devices stays at 2: on 1, 128 would need about 20.0 GB of 16.0 GB,"
+        " more than 92%"
+    )
+    roomy = replace(FULL, memory_total=22 * GB)  # 0.92 x 22 = 20.24
+    assert guard(proposal(gpu_delta=-1), held, roomy, LIVE).setting.gpus == 1
+
+
+def test_as_many_devices_are_given_back_as_can_be_spared() -> None:
+    held = interval(setting=Setting(4, 256))
+    # 85.3 samples a device would need 14.67 GB of 14.72
+    outcome = guard(proposal(gpu_delta=-2), held, FULL, LIVE)
+    assert outcome.setting.gpus == 3
+    assert "becomes 3, not 2: on 2, 256 would need about 20.0 GB" in one(outcome.vetoes)
+
+
+def test_devices_stay_where_a_smaller_batch_alone_would_do() -> None:
+    # 102 samples would need 16.75 GB: the batch shrinks, and the device may go the next time.
+    held = interval(setting=Setting(2, 128))
+    roomy = replace(FULL, memory_total=19 * GB)
+    outcome = guard(proposal(gpu_delta=-1, batch_factor=0.8), held, roomy, LIVE)
+    assert (outcome.setting.gpus, outcome.setting.batch_size) == (2, 102)
+    next_time = interval(setting=outcome.setting)
+    outcome = guard(proposal(gpu_delta=-1), next_time, roomy, LIVE)
+    assert (outcome.setting.gpus, outcome.setting.batch_size) == (1, 102)
+
+
+def test_devices_stay_where_memory_ran_out_with_more_samples_each() -> None:
+    held = interval(setting=Setting(2, 128), can=ALL - {"batch_size"})
+    burnt = History(oom_batch=120)
+    outcome = guard(proposal(gpu_delta=-1), held, burnt, LIVE)
+    assert outcome.setting.gpus == 2
+    assert one(outcome.vetoes) == ("the number of devices stays at 2: on 1, memory ran out at 120")
+    assert guard(proposal(gpu_delta=-1), held, History(oom_batch=129), LIVE).setting.gpus == 1
+
+
+def test_a_batch_fits_on_the_devices_that_are_left() -> None:
+    held = interval(setting=Setting(2, 128))
+    small = replace(FULL, memory_total=13.5 * GB)  # 67 samples a device
+    both = proposal(gain=0.9, gpu_delta=2, batch_factor=1.2)
+    assert guard(both, held, small, LIVE).setting.batch_size == 154  # on four devices
+    unknown = replace(small, progress=None)
+    outcome = guard(both, held, unknown, LIVE)
+    assert (outcome.setting.gpus, outcome.setting.batch_size) == (2, 134)
+    devices, batch = outcome.vetoes
+    assert "stays at 2: it is not known whether the change would pay" in devices
+    assert "the batch becomes 134, not 154: 154 would need about 13.6 GB" in batch
+
+
+def test_what_was_only_needed_by_more_devices_is_taken_back_with_them() -> None:
+    # Two devices need two samples at least, of 10 GB each.
+    heavy = replace(FULL, memory=(Memory(1, 12 * GB),), memory_base=2 * GB)
+    held = interval(setting=Setting(1, 1))
+    grown = guard(proposal(gain=0.9, gpu_delta=1), held, heavy, LIVE).setting
+    assert (grown.gpus, grown.batch_size) == (2, 2)
+    kept = guard(proposal(gain=-0.9, gpu_delta=1), held, heavy, LIVE).setting
+    assert (kept.gpus, kept.batch_size) == (1, 1)
+
+
+@given(
+    gpus=st.integers(1, 4),
+    each=st.floats(1, 100),
+    delta=st.integers(-2, 2),
+    factor=st.floats(0.8, 1.2),
+    gain=st.floats(-1, 1) | st.none(),
+    progress=st.floats(0.05, 0.95) | st.none(),
+    noise=st.floats(0, 0.2) | st.none(),
+    limit=st.floats(5, 40),
+    oom=st.floats(2, 200) | st.none(),
+    dataset=st.integers(300, 400),
+)
+def test_no_device_gets_more_samples_than_it_holds(
+    gpus: int,
+    each: float,
+    delta: int,
+    factor: float,
+    gain: float | None,
+    progress: float | None,
+    noise: float | None,
+    limit: float,
+    oom: float | None,
+    dataset: int,
+) -> None:
+    before = Setting(gpus, round(gpus * each))
+    assert before.batch_size is not None
+    running = before.batch_size / gpus
+    history = History(  # 4 GB, and 0.1 GB a sample
+        memory=(Memory(running, (4 + 0.1 * running) * GB),),
+        memory_base=4 * GB,
+        memory_total=limit * GB,
+        oom_batch=oom,
+        progress=progress,
+        throughput_noise=noise,
+    )
+    limits = replace(LIVE, dataset_size=dataset, drop_last=False)
+    action = {"gpu_delta": delta, "batch_factor": factor}
+    after = guard(proposal(gain=gain, **action), interval(setting=before), history, limits).setting
+    assert after.batch_size is not None
+    now = after.batch_size / after.gpus
+    assert now >= 1
+    assert now <= running or (4 + 0.1 * now) <= 0.92 * limit + 1e-6
+    if oom is not None:
+        assert now < oom or now == running
 
 
 # A change must pay for its restart

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mlflow_rlsched.policy.history import History, Memory
-from mlflow_rlsched.policy.interval import DeviceUse
+from mlflow_rlsched.policy.interval import DeviceUse, Interval
 from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.measuring import observe
 from mlflow_rlsched.policy.memory import after_oom, bytes_per_sample, memory_limit
 from tests.policy.builders import interval
 
@@ -32,12 +35,35 @@ def test_nothing_measured_is_nothing_known() -> None:
     assert bytes_per_sample(flat) is None
 
 
+def devices(*totals: float | None) -> Interval:
+    return interval(devices=[DeviceUse(memory_total=total) for total in totals])
+
+
 def test_the_limit_is_the_smallest_device_or_the_cap() -> None:
-    used = interval(devices=[DeviceUse(memory_total=16 * GB), DeviceUse(memory_total=24 * GB)])
+    used = observe(History(), devices(16 * GB, 24 * GB), Limits())
     assert memory_limit(used, Limits()) == 16 * GB
     assert memory_limit(used, Limits(memory_cap_bytes=8 * GB)) == 8 * GB
-    broken = interval(devices=[DeviceUse(memory_total=0.0), DeviceUse(memory_total=float("nan"))])
+    broken = observe(History(), devices(0.0, float("nan")), Limits())
     assert memory_limit(broken, Limits()) is None
+    assert memory_limit(broken, Limits(memory_cap_bytes=8 * GB)) == 8 * GB
+
+
+@pytest.mark.parametrize(
+    ("totals", "limit"),
+    [
+        ((), 16),
+        ((None, None), 16),
+        ((None, 24 * GB), 16),  # the smaller device was not read
+        ((None, 12 * GB), 12),
+        ((24 * GB, 40 * GB), 24),  # on other devices
+    ],
+)
+def test_the_limit_is_kept_where_a_device_was_not_read(
+    totals: tuple[float | None, ...], limit: int
+) -> None:
+    history = observe(History(), devices(16 * GB, 24 * GB), Limits())
+    stored = History.from_json(json.loads(json.dumps(history.to_json())))
+    assert memory_limit(observe(stored, devices(*totals), Limits()), Limits()) == limit * GB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""``rlsched simulate``: what a scheduler would make of a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mlflow_rlsched.cli.common import WrongUsage, duration, json_option, print_json
+
+POLICIES = ("fixed", "tiresias", "optimus")
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--profiles",
+    required=True,
+    metavar="DIR",
+    type=_FOLDER,
+    help="Folder with a folder for each application: placements.csv, scalability.csv and"
+    " validation-<batch size>.csv as in the public simulator of Pollux.",
+)
+@click.option(
+    "--workload",
+    required=True,
+    metavar="FILE",
+    type=_FOLDER,
+    help="CSV file with the columns name, time, application, num_replicas, batch_size.",
+)
+@click.option("--policy", required=True, type=click.Choice(POLICIES), help="The scheduler.")
+@click.option("--nodes", default=16, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 1_000))
+@click.option(
+    "--interval",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="Seconds between two decisions.",
+)
+@click.option(
+    "--restart",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds that a job loses whenever it is given other GPUs.",
+)
+@json_option
+def simulate(
+    profiles: Path,
+    workload: Path,
+    policy: str,
+    nodes: int,
+    gpus_per_node: int,
+    interval: float,
+    restart: float,
+    as_json: bool,
+) -> None:
+    """Replay a workload of measured applications on a simulated cluster.
+
+    fixed gives each job what it asks for, first come, first served; tiresias serves first who has
+    had least; optimus gives GPUs to where one more saves the most time. GPU-hours and restarts
+    are those of all jobs together.
+    """
+    from mlflow_rlsched.simulator.cluster import Pool, figures, replay
+    from mlflow_rlsched.simulator.profiles import DataError
+    from mlflow_rlsched.simulator.schedulers import SCHEDULERS
+    from mlflow_rlsched.simulator.workload import read_workload
+
+    pool = Pool(nodes, gpus_per_node, interval, restart)
+    try:
+        jobs = read_workload(workload, profiles)
+        found = figures(replay(jobs, SCHEDULERS[policy](), pool), pool)
+    except DataError as error:
+        raise WrongUsage(str(error)) from error
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['finished']} jobs on {pool.gpus} GPUs with {policy}")
+    for name, words in (
+        ("avg_jct_s", "completion, mean"),
+        ("p50_jct_s", "completion, median"),
+        ("p99_jct_s", "completion, 99th percentile"),
+        ("makespan_s", "first submission to last end"),
+    ):
+        click.echo(f"{words:<32}{duration(found[name])}")
+    click.echo(f"{'GPU-hours':<32}{found['gpu_hours']:.1f}")
+    click.echo(f"{'part of the GPUs held':<32}{found['utilisation']:.0%}")
+    click.echo(f"{'restarts':<32}{found['restarts']:.0f}")

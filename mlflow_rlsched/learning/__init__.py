@@ -1,0 +1,1 @@
+"""How policies come about: imitation, reinforcement, evaluation."""
