@@ -99,6 +99,7 @@ class Supervised:
 
     def watch(self, metrics: Mapping[str, float]) -> None:
         """Take in what a training that does not report to us has logged by itself."""
+        metrics = {k: v for k, v in metrics.items() if not k.startswith(("rlsched/", "system/"))}
         if metrics and metrics != self._logged:
             self._logged = dict(metrics)
             names = (self.config.objective.metric, *_LOSSES)

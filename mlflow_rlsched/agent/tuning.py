@@ -15,7 +15,7 @@ from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.policy.action import Action, Setting, resize
-from mlflow_rlsched.policy.baselines import Fixed, policy_named
+from mlflow_rlsched.policy.baselines import policy_named
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import DeviceUse, Interval
@@ -40,9 +40,7 @@ def resumed_setting(task: Task, config: RunConfig) -> Setting:
     # The agent may have died after this ending and before its record.
     if task.exit_reason != "oom" or task.batch_size in (None, setting.batch_size):
         return setting
-    training = record["training"]
-    initial = training.get("batch_size", config.initial_batch_size)
-    return resize(setting, task.batch_size, initial, training.get("optimizer"))
+    return _resized(setting, task.batch_size, record["training"])
 
 
 class Tuning:
@@ -79,13 +77,14 @@ class Tuning:
         record = self._record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self._can: frozenset[str] = frozenset()
+        self._has_spoken = False
         self._seq, self.setting = self._in_force(record)
         self._applied = self._seq
         # What passes before a training speaks is no training time.
         self._trained_s: float = record.get("elapsed_s", 0.0)
         history = History.from_json(record["history"]) if record else None
-        # A training that can change nothing is watched, not tuned.
-        self._decider = Decider(self._limits(), Fixed(), config.reward, history)
+        watching = _Idle(self.policy, "nothing of this training can be changed while it runs")
+        self._decider = Decider(self._limits(), watching, config.reward, history)
         # An agent that adopts the attempt reads again what the last decision rests on.
         same = record.get("attempt") == number
         self._known_until: float = record["time"] if same else -math.inf
@@ -109,6 +108,7 @@ class Tuning:
     def observe(self, report: Report) -> None:
         """Take in what the training reported, or logged where it does not report."""
         numbers = report.numbers
+        self._has_spoken = True
         if numbers.get("time", math.inf) > self._known_until:
             self._reports.append(report)
         self._applied = int(numbers.get("applied_seq", self._applied))
@@ -118,6 +118,7 @@ class Tuning:
         told |= report.texts
         if report.event == "hello":
             self._can = report.can
+            told["can"] = sorted(report.can)
             if report.can & {"batch_size", "learning_rate"}:
                 self._decider.policy = self.policy
             self._interval_at = time.monotonic()  # what came before it was no training
@@ -140,7 +141,8 @@ class Tuning:
         if batch:
             told["batch_size"] = int(batch)
         rate = hello.numbers.get("learning_rate")
-        if rate:
+        # Read again by a later agent, an old hello does not go with the scale of today.
+        if rate and "learning_rate" not in self._training:
             told["learning_rate"] = rate / self.setting.lr_scale
         return told
 
@@ -249,23 +251,28 @@ class Tuning:
         Raises:
             OSError: The record cannot be written.
         """
-        if not self._reports:
+        if not self._has_spoken and batch_size is None:
             return None
-        self._decider.policy = _Ended(self.policy, reason)
+        if self._record and (self._record["attempt"], self._record["ended"]) == (
+            self._number,
+            True,
+        ):
+            return None
+        self._decider.policy = _Idle(self.policy, reason)
         decision = self._decider.decide(self._interval(0.0, ending))
         if batch_size is not None:
-            told = self._training
-            smaller = resize(
-                decision.setting, batch_size, told.get("batch_size"), told.get("optimizer")
-            )
-            decision = replace(decision, setting=smaller)
-        return self._conclude(decision)
+            before = self.setting
+            action = Action(batch_factor=batch_size / (before.batch_size or batch_size))
+            smaller = _resized(before, batch_size, self._training)
+            decision = replace(decision, setting=smaller, action=action, vetoes=())
+        return self._conclude(decision, ended=True)
 
-    def _conclude(self, decision: Decision) -> Outcome:
+    def _conclude(self, decision: Decision, ended: bool = False) -> Outcome:
         before, setting = self.setting, decision.setting
         changed = setting != before
         record = decision.to_json() | {
             "attempt": self._number,
+            "ended": ended,
             "time": time.time(),
             "seq": self._seq + changed,
             "reason": decision.reason,
@@ -356,12 +363,19 @@ def _price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:
     return found[0] / 3600 if found else 1.0
 
 
+def _resized(setting: Setting, batch_size: int | None, training: Mapping[str, Any]) -> Setting:
+    """``setting`` with another batch size, and the rate that goes with it if that can change."""
+    if "learning_rate" not in training.get("can", ()):
+        return replace(setting, batch_size=batch_size)
+    return resize(setting, batch_size, training.get("batch_size"), training.get("optimizer"))
+
+
 def _vector(record: dict[str, Any]) -> list[float]:
     return [field["normalised"] for field in record["state"].values()]
 
 
-class _Ended:
-    """Stands for the policy of an attempt that is over: it wants nothing."""
+class _Idle:
+    """Stands for a policy that can do nothing: before a training speaks, and after its end."""
 
     def __init__(self, policy: Policy, reason: str) -> None:
         self.name, self.version = policy.name, policy.version
@@ -370,4 +384,4 @@ class _Ended:
     def propose(
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
-        return Proposal(Action(), self._reason)
+        return Proposal(Action(), self._reason, None, history.notes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +13,19 @@ from mlflow_rlsched.cli.common import WrongUsage, duration, json_option, print_j
 POLICIES = ("fixed", "tiresias", "optimus")
 
 _FOLDER = click.Path(path_type=Path)
+
+
+class Seconds(click.FloatRange):
+    """A number in a range; not a number at all is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 @click.command()
@@ -36,14 +51,14 @@ _FOLDER = click.Path(path_type=Path)
     "--interval",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=1),
+    type=Seconds(min=1, max=1e6),
     help="Seconds between two decisions.",
 )
 @click.option(
     "--restart",
     default=30.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0, max=1e6),
     help="Seconds that a job loses whenever it is given other GPUs.",
 )
 @json_option

@@ -42,6 +42,9 @@ LITTLE_LEFT = 0.05
 LATE = 0.8
 """Progress from which nothing is risked any more."""
 
+HOPELESS = 4
+"""Losses after a cut, none of them finite, from which the weights themselves must be spoilt."""
+
 FIRST_WAIT = 4
 LONGEST_WAIT = 64
 """Decisions after a setback before the learning rate goes up again: doubled every time."""
@@ -78,6 +81,10 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     if not interval.acknowledged:
         return Proposal(Action(), "the last change has not been applied yet", None, notes)
     factor = interval.setting.lr_factor
+    if history.setbacks and not history.losses and len(history.nonfinite) >= HOPELESS:
+        # The history of losses began anew with the last cut.
+        text = "no loss is finite any more, and no learning rate mends that: stop the run"
+        return Proposal(Action(), text, None, _at_rest(notes))
     why = unrest(history)
     if why is not None:
         return _change(FACTOR_MIN, f"{why}: a lower learning rate", _at_rest(notes))
@@ -85,7 +92,8 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
         return _go_on(factor, history, notes)
     wait = max(_wait_after_setback(history), int(notes.get("until", 0)) - history.decisions)
     if wait > 0:
-        return Proposal(Action(), f"calm; no higher rate for {wait} decisions", None, notes)
+        until = history.decisions + wait
+        return Proposal(Action(), f"calm; no higher rate before decision {until}", None, notes)
     if factor < 1 / _CLOSE:
         return _back_up(factor, history, notes)
     return _start(factor, history, notes)
@@ -96,7 +104,7 @@ def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal
     earlier, later = signals(points[: len(points) // 2]), signals(points[len(points) // 2 :])
     seen = signals(points)
     if seen is None or earlier is None or later is None:
-        return Proposal(Action(), "too few losses were reported to judge by", None, notes)
+        return Proposal(Action(), "too few losses since the last change to judge by", None, notes)
     reason = _why_not(seen, history)
     if reason is not None:
         return Proposal(Action(), f"calm; {reason}", None, notes)
@@ -155,6 +163,8 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
         return Proposal(Action(), "waiting for what the higher learning rate does", None, notes)
     speed, expected = _speed(seen, history), notes["expected"]
     told = f"the loss falls with power {speed:.2f} of the samples, expected {expected:.2f}"
+    if seen.trend > -PAYING:
+        told += ", and not clearly"
     if speed < expected or seen.trend > -PAYING:
         return _take_back(factor, history, notes, told)
     notes |= {"good": factor, "expected": _expected(notes["speed"], speed), "speed": speed}
@@ -204,7 +214,9 @@ def _speed(seen: Signals, history: History) -> float:
 
 
 def _opposed(history: History) -> bool:
-    return alignment(history.gradients)[1] < -SURE
+    """Whether gradients say that the steps overshoot; a loss that falls knows better."""
+    seen = signals(history.losses)
+    return alignment(history.gradients)[1] < -SURE and not (seen is not None and seen.falls)
 
 
 def _wait_after_setback(history: History) -> int:

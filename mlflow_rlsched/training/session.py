@@ -254,12 +254,11 @@ class Session:
         """
         if self._attempt is None:
             return None
+        state, found = None, self._checkpoints.load()
+        if found is not None:
+            state, position = found
+            self.steps, self.samples, self.epoch = position.step, position.samples, position.epoch
         self._introduce(resume=True)
-        found = self._checkpoints.load()
-        if found is None:
-            return None
-        state, position = found
-        self.steps, self.samples, self.epoch = position.step, position.samples, position.epoch
         return state
 
     def done(self) -> None:

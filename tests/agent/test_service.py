@@ -150,7 +150,7 @@ def test_stopped_agent_leaves_its_runs_to_the_next(world: World) -> None:
 def test_task_that_outlives_many_agents_has_one_attempt(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C12, C15: whoever serves the store vouches for what runs, and goes on with its history."""
+    """Whoever serves the store vouches for what runs, and goes on with its history."""
     monkeypatch.setattr(AgentFiles, "argv", quick_agent.argv)
     ledger = world.root / "ledger"
     params = {**LONG, "every": 10, "ledger": ledger}

@@ -138,6 +138,7 @@ def test_a_decision_is_on_record_before_the_training_is_told(run: Run) -> None:
         "optimizer": "sgd",
         "dataset_size": 1000,
         "drop_last": 0,
+        "can": sorted(CAN),
     }
 
 
@@ -278,3 +279,41 @@ def test_torn_and_wild_records_are_skipped(run: Run) -> None:
     run.train(5)
     run.tuning.decide(0.0)
     assert [r["number"] for r in decision_log.read(run.root)] == [1, 2]
+
+
+def test_a_later_agent_keeps_the_base_rate(run: Run) -> None:
+    run.say(event="hello", can=CAN)
+    run.train(5)
+    run.tuning.decide(0.0)
+    record = decision_log.last(run.root)
+    assert record is not None
+    decided = {**record["setting"], "lr_scale": 1.2, "lr_factor": 1.2}
+    decision_log.append(run.root, {**record, "seq": 1, "setting": decided})
+    run.tuning = run.watch()
+    hello = parse_report(
+        json.dumps({"event": "hello", "can": CAN, "time": 1.0, "learning_rate": 0.1}).encode()
+    )
+    assert hello is not None
+    run.tuning.observe(hello)
+    run.tuning.caught_up()
+    run.train(6)
+    assert run.tuning.decide(0.0).record["training"]["learning_rate"] == pytest.approx(0.1)
+
+
+def test_an_end_right_after_a_decision_is_on_record_once(run: Run) -> None:
+    run.say(event="hello", can=CAN)
+    run.train(5)
+    run.tuning.decide(0.0)
+    outcome = run.tuning.close("out of memory", "oom", 54)
+    assert outcome is not None
+    assert outcome.decision.vetoes == ()
+    assert outcome.record["setting"]["batch_size"] == 54
+    assert run.watch().close("out of memory", "oom", 54) is None
+
+
+def test_a_script_that_takes_no_rate_keeps_it_after_running_out_of_memory(run: Run) -> None:
+    outcome = run.tuning.close("out of memory at batch size 64", "oom", 54)
+    assert outcome is not None
+    assert outcome.changed
+    assert outcome.record["setting"]["lr_scale"] == 1.0
+    assert outcome.record["policy"] == "rules"

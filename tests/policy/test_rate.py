@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
 import pytest
 
+from mlflow_rlsched.agent.tuning import _Idle
 from mlflow_rlsched.policy.baselines import Fixed, Rules
+from mlflow_rlsched.policy.decision import Decider
+from mlflow_rlsched.policy.history import History
+from mlflow_rlsched.policy.limits import Limits
+from tests.policy.builders import SETTING, Series, interval
 from tests.policy.toy import train
+
+CALM = [1.0, 1.01, 0.99, 1.0, 1.01]
 
 SEEDS = range(4)
 
@@ -45,3 +54,23 @@ def test_what_did_not_pay_is_taken_back_and_tried_ever_more_rarely() -> None:
     assert max(factors) < 3
     assert len(raises) < 8
     assert factors[-1] == pytest.approx(1, rel=0.5)
+
+
+def test_losses_that_stay_wild_after_a_cut_are_not_met_with_cut_after_cut() -> None:
+    series = Series()
+    series.decide(CALM)
+    decisions = [series.decide([math.nan] * 5) for _ in range(10)]
+    factors = [decision.setting.lr_factor for decision in decisions]
+    assert factors[0] == 0.8
+    assert min(factors) >= 0.8**2
+    assert "no learning rate mends that" in decisions[-1].reason
+    assert "calm" in [series.decide(CALM) for _ in range(4)][-1].reason
+
+
+def test_a_trial_goes_on_after_its_attempt_was_killed() -> None:
+    decider = Decider(Limits(batch_initial=64), Rules())
+    trial = {"good": 1.0, "last": 1.2, "since": 0.0, "size": 2.07, "speed": 0.1, "expected": 0.1}
+    decider.history = History(notes={**trial, "asked": 1.0})
+    decider.policy = _Idle(Rules(), "attempt 1 ended (killed)")
+    ended = decider.decide(interval(setting=replace(SETTING, lr_factor=1.44, lr_scale=1.44)))
+    assert ended.history.notes["good"] == 1.0

@@ -1,4 +1,4 @@
-"""C15: a training that dies and resumes leaves the history of one that never died."""
+"""A training that dies and resumes leaves the history of one that never died."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_applying_again_changes_nothing(run: RunDirectory) -> None:
 def test_a_scale_is_not_applied_again_at_each_restart(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C8: the learning rate that a resumed training uses comes from the base value."""
+    """The learning rate that a resumed training uses comes from the base value."""
     steps = []
     for number in range(1, 5):
         if number > 1:

@@ -45,7 +45,7 @@ def names(folder: Path) -> list[str]:
 def test_a_training_goes_on_where_it_saved(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C6: samples are counted, and after OOM the old batch size does not come back."""
+    """Samples are counted, and after OOM the old batch size does not come back."""
     run.direct(1, seq=0, batch_size=512)
     session = attach(batch_size=512, learning_rate=0.1)
     assert session.load() is None
@@ -214,7 +214,7 @@ for allowed in range(1000):
 
 
 def test_a_kill_at_any_file_operation_of_a_save_leaves_it_complete_or_absent(folder: Path) -> None:
-    """C9. Each save is killed one operation later than the one before it."""
+    """Each save is killed one operation later than the one before it."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED_AT_EVERY_OPERATION, folder],
         capture_output=True,
@@ -277,7 +277,7 @@ def test_a_training_killed_while_it_saves_resumes_from_its_last_complete_checkpo
 def test_a_checkpoint_that_is_being_loaded_is_not_deleted(
     folder: Path, without_torch: None
 ) -> None:
-    """C24: it is taken away only when it is in nobody's hands."""
+    """It is taken away only when it is in nobody's hands."""
     save(folder, {"n": 0})
     with open(folder / "000001-000001" / "manifest.json", "rb") as reading:
         fcntl.flock(reading, fcntl.LOCK_SH)

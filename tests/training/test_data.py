@@ -1,4 +1,4 @@
-"""C6, C7, C10: the batch size changes while an epoch runs, and each sample comes once."""
+"""The batch size changes while an epoch runs, and each sample comes once."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_nan_and_infinity_are_reported_as_such(run: RunDirectory, clock: Clock) 
 def test_two_wild_losses_among_others_are_counted_and_spoil_no_mean(
     run: RunDirectory, clock: Clock
 ) -> None:
-    """C20: the loss of step 7 is NaN, that of step 8 infinite."""
+    """The loss of step 7 is NaN, that of step 8 infinite."""
     session = attach(batch_size=64, learning_rate=0.1)
     for step in range(1, 21):
         wild = {7: math.nan, 8: math.inf}.get(step, 2.0)
@@ -379,7 +379,7 @@ def test_an_exit_with_code_0_is_done(run: RunDirectory) -> None:
 def test_a_superseded_attempt_saves_nothing_and_ends_itself(
     run: RunDirectory, clock: Clock, sign: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """C11: a process that was paused wakes up after its attempt was given to another."""
+    """A process that was paused wakes up after its attempt was given to another."""
 
     def train() -> None:
         with attach(batch_size=64) as session:
