@@ -51,7 +51,6 @@ class Supervised:
         self.tuning = Tuning(folder, task.attempt, config, devices, memory_total)
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
-        self.can: frozenset[str] | None = None
         self.stopping: str | None = None
         self.device_lost: str | None = None
         self._events: dict[str, str] = {}
@@ -68,6 +67,11 @@ class Supervised:
         return self.task.run_id
 
     @property
+    def can(self) -> frozenset[str] | None:
+        """What the training can do; None until it has said so."""
+        return self.tuning.can
+
+    @property
     def skipped(self) -> int:
         """Report lines that could not be read."""
         return self._reader.skipped
@@ -76,9 +80,7 @@ class Supervised:
         """Read what the training reported since the last call."""
         for report in self._reader.poll():
             self._alive_at = time.monotonic()
-            if report.event == "hello":
-                self.can = report.can
-            elif report.event is not None:
+            if report.event is not None:
                 self._events[report.event] = report.text
             self.nonfinite += len(report.nonfinite)
             self.tuning.observe(report)

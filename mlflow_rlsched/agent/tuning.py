@@ -15,15 +15,13 @@ from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.policy.action import Action, Setting, resize
-from mlflow_rlsched.policy.baselines import policy_named
+from mlflow_rlsched.policy.baselines import Fixed, policy_named
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import DeviceUse, Interval
 from mlflow_rlsched.policy.limits import Limits, limits_of
 from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
 from mlflow_rlsched.policy.pacing import FIRST_S
-from mlflow_rlsched.policy.proposal import Policy, Proposal
-from mlflow_rlsched.policy.state import State
 from mlflow_rlsched.protocol import Directive, Report
 from mlflow_rlsched.store import Task, Transition
 
@@ -56,6 +54,7 @@ class Tuning:
     Attributes:
         setting: What is in force.
         policy: Who decides.
+        can: What the training can do; None until it has said so.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Tuning:
         self._record = decision_log.last(self._run_dir)
         record = self._record or {}
         self._training: dict[str, Any] = record.get("training", {})
-        self._can: frozenset[str] = frozenset()
+        self.can: frozenset[str] | None = None
         self._has_spoken = False
         self._seq, self.setting = self._in_force(record)
         self._applied = self._seq
         # What passes before a training speaks is no training time.
         self._trained_s: float = record.get("elapsed_s", 0.0)
         history = History.from_json(record["history"]) if record else None
-        watching = _Idle(self.policy, "nothing of this training can be changed while it runs")
+        watching = Fixed("nothing of this training can be changed while it runs", self.policy)
         self._decider = Decider(self._limits(), watching, config.reward, history)
         # An agent that adopts the attempt reads again what the last decision rests on.
         same = record.get("attempt") == number
@@ -117,7 +116,7 @@ class Tuning:
         }
         told |= report.texts
         if report.event == "hello":
-            self._can = report.can
+            self.can = report.can
             told["can"] = sorted(report.can)
             if report.can & {"batch_size", "learning_rate"}:
                 self._decider.policy = self.policy
@@ -183,7 +182,7 @@ class Tuning:
             host_cpu=min(1.0, fmean(cores) / slots) if cores else None,
             reports=self._reports,
             objective=[r.metrics[metric] for r in self._reports if metric in r.metrics],
-            can=self._can,
+            can=self.can or frozenset(),
             pressure=pressure,
             acknowledged=self._applied == self._seq,
             oom_batch=self.setting.batch_size if ending == "oom" else None,
@@ -253,12 +252,9 @@ class Tuning:
         """
         if not self._has_spoken and batch_size is None:
             return None
-        if self._record and (self._record["attempt"], self._record["ended"]) == (
-            self._number,
-            True,
-        ):
-            return None
-        self._decider.policy = _Idle(self.policy, reason)
+        if self._record and self._record["ended"] and self._record["attempt"] == self._number:
+            return None  # an agent that died since then has done it
+        self._decider.policy = Fixed(reason, self.policy)
         decision = self._decider.decide(self._interval(0.0, ending))
         if batch_size is not None:
             before = self.setting
@@ -372,16 +368,3 @@ def _resized(setting: Setting, batch_size: int | None, training: Mapping[str, An
 
 def _vector(record: dict[str, Any]) -> list[float]:
     return [field["normalised"] for field in record["state"].values()]
-
-
-class _Idle:
-    """Stands for a policy that can do nothing: before a training speaks, and after its end."""
-
-    def __init__(self, policy: Policy, reason: str) -> None:
-        self.name, self.version = policy.name, policy.version
-        self._reason = reason
-
-    def propose(
-        self, state: State, interval: Interval, history: History, limits: Limits
-    ) -> Proposal:
-        return Proposal(Action(), self._reason, None, history.notes)

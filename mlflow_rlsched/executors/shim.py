@@ -212,7 +212,7 @@ class Shim:
             self._agent.wake()
         deadline = time.monotonic() + _HAND_OVER_S
         while self._agent.unread() and time.monotonic() < deadline:
-            time.sleep(_TICK_S / 10)
+            self._pause(_TICK_S / 10)
         self._keep_agent()
 
     def _keep_agent(self) -> None:

@@ -17,16 +17,26 @@ RELEASED = -2
 
 
 class Fixed:
-    """Changes nothing."""
+    """Changes nothing, and says why.
 
-    name = "fixed"
-    version = "1"
+    Args:
+        reason: Why nothing is changed.
+        instead_of: The policy of the run, where it can do nothing now; what it has to remember is
+            kept, and the decisions bear its name.
+    """
+
+    def __init__(
+        self, reason: str = "the setting is fixed", instead_of: Policy | None = None
+    ) -> None:
+        self.name = "fixed" if instead_of is None else instead_of.name
+        self.version = "1" if instead_of is None else instead_of.version
+        self._reason = reason
 
     def propose(
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
         """No change."""
-        return Proposal(Action(), "the setting is fixed")
+        return Proposal(Action(), self._reason, None, history.notes)
 
 
 class Rules:

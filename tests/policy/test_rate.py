@@ -9,7 +9,6 @@ from statistics import fmean
 
 import pytest
 
-from mlflow_rlsched.agent.tuning import _Idle
 from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
@@ -71,6 +70,6 @@ def test_a_trial_goes_on_after_its_attempt_was_killed() -> None:
     decider = Decider(Limits(batch_initial=64), Rules())
     trial = {"good": 1.0, "last": 1.2, "since": 0.0, "size": 2.07, "speed": 0.1, "expected": 0.1}
     decider.history = History(notes={**trial, "asked": 1.0})
-    decider.policy = _Idle(Rules(), "attempt 1 ended (killed)")
+    decider.policy = Fixed("attempt 1 ended (killed)", Rules())
     ended = decider.decide(interval(setting=replace(SETTING, lr_factor=1.44, lr_scale=1.44)))
     assert ended.history.notes["good"] == 1.0
