@@ -34,6 +34,7 @@ _logger = logging.getLogger(__name__)
 PASS_S = 5.0
 SAMPLE_S = 5.0
 REGISTER_S = 10.0
+UPLOAD_S = 600.0
 STOP_S = 10.0
 
 _UNFINISHED = (State.QUEUED, State.RUNNING)
@@ -92,6 +93,7 @@ class Agent:
         self._every(PASS_S, self._drain, woken or ended or self._pool.draining)
         self._every(REGISTER_S, self._register)
         self._every(SAMPLE_S, self._sample)
+        self._every(UPLOAD_S, self._upload)
         at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
         self._every(PASS_S, self._schedule, at_once)
         return self.has_work()
@@ -329,6 +331,11 @@ class Agent:
         notes = [{"id": device, "note": note} for device, note in self._pool.notes.items()]
         record = AgentRecord(self._host, self._user, __version__, self._started_at, now, notes)
         self._store.register_agent(record, now)
+
+    def _upload(self) -> None:
+        """Have MLflow show the decisions and the output of what still runs."""
+        for run_id in self._running:
+            self._teller.files(run_id)
 
     def _sample(self) -> None:
         """Sample the devices and processes of all running attempts."""

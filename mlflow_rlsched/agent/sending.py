@@ -18,7 +18,8 @@ _logger = logging.getLogger(__name__)
 def first_call(messages: list[Message], limit: int) -> list[Message]:
     """The first messages that go into one call: metrics and tags together, others alone.
 
-    Artifacts go last: nothing has to wait for them.
+    Artifacts go last, as nothing has to wait for them, and all in one call: it uploads what there
+    is by then.
 
     Args:
         messages: Messages of one run, in order.
@@ -28,6 +29,8 @@ def first_call(messages: list[Message], limit: int) -> list[Message]:
     call: list[Message] = []
     size = 0
     for message in messages:
+        if message.kind == "artifacts":
+            return call or messages
         if message.kind not in ("metrics", "tags"):
             return call or [message]
         size += len(message.body)

@@ -74,6 +74,10 @@ class Teller:
         if outcome.changed or outcome.first:
             self._tracker.put(task.run_id, "tags", tags)
 
+    def files(self, run_id: str) -> None:
+        """The files of a run have changed."""
+        self._tracker.put(run_id, "artifacts", {})
+
     def over(self, task: Task) -> None:
         """A task is over."""
         tags = {

@@ -176,6 +176,23 @@ def test_task_that_outlives_many_agents_has_one_attempt(
     assert len(set(steps_told())) == len(steps_told()) >= 3
 
 
+def test_decisions_are_among_the_artifacts_while_the_run_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentFiles, "argv", quick_agent.argv)
+    config = {"decision_interval_s": 0.5, "grace_s": 0}
+    run = world.submit(FAULTY, "count", LONG, config)
+    folder = world.running(run.run_id)
+
+    def uploaded() -> list[str]:
+        return [a.path for a in world.client.list_artifacts(run.run_id, "rlsched")]
+
+    wait_for(lambda: "rlsched/decisions.jsonl" in uploaded(), 60)
+    assert not (folder / "exit.json").exists()
+    run.cancel()
+    world.over(run.run_id)
+
+
 @pytest.mark.parametrize(("told", "truth"), [("SCHEDULED", "RUNNING"), ("RUNNING", "SCHEDULED")])
 def test_next_agent_makes_the_status_true(world: World, told: str, truth: str) -> None:
     """The agent died before it had told MLflow of the last change."""

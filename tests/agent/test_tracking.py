@@ -21,6 +21,7 @@ from mlflow.entities import Metric
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import tracking
 from mlflow_rlsched.agent.outbox import Message, Outbox
+from mlflow_rlsched.agent.sending import first_call
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.store import Ending, State, StoreError
 from tests.task_specs import make_spec
@@ -394,6 +395,7 @@ def test_a_replay_after_a_kill_changes_nothing(desk: Desk) -> None:
 import os, signal, sys
 from pathlib import Path
 from mlflow_rlsched.agent.outbox import Outbox
+from mlflow_rlsched.agent.sending import first_call
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.store import open_store
 forget, left = Outbox.delivered, int(sys.argv[3])
@@ -502,3 +504,19 @@ def test_an_outbox_that_is_damaged_is_said_in_one_sentence(tmp_path: Path) -> No
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"not a database: free some space .* move it away"):
         Outbox(path)
+
+
+def test_uploads_go_last_and_at_once() -> None:
+    """A server that was silent for hours is not sent the same files again and again."""
+    waiting = [
+        Message("r", "artifacts", {}, 1),
+        Message("r", "tags", {"a": "1"}, 2),
+        Message("r", "artifacts", {}, 3),
+        Message("r", "status", {"status": "RUNNING"}, 4),
+    ]
+    calls = []
+    while waiting:
+        call = first_call(waiting, 1000)
+        calls.append([message.id for message in call])
+        waiting = [message for message in waiting if message not in call]
+    assert calls == [[2], [4], [1, 3]]

@@ -23,7 +23,7 @@ class QuickService(service.Service):
 
         super().__init__(*arguments)
         service.TICK_S = 0.2
-        loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S = 0.5, 0.1, 0.5
+        loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S, loop.UPLOAD_S = 0.5, 0.1, 0.5, 1.0
         tracking.FLUSH_S, tracking.POLL_S, tracking.TICK_S = 0.2, 0.5, 0.1
 
 
