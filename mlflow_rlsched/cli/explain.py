@@ -150,16 +150,13 @@ def _reward(record: Record) -> str:
 
 
 def _followed(record: Record, after: Record) -> str:
-    seconds = after["elapsed_s"] - record["elapsed_s"]
-    said = [f"after {duration(seconds)}"]
-    for name, words in (("throughput", "samples/s"), ("loss", "of the first loss")):
-        now, then = record["state"][name], after["state"][name]
-        if not now["missing"] and not then["missing"]:
-            if name == "throughput":
-                now, then = record["history"][name], after["history"][name]
-                said.append(f"{now:.4g} → {then:.4g} {words}")
-            else:
-                said.append(f"loss {now['value']:.4g} → {then['value']:.4g} {words}")
+    said = [f"after {duration(after['elapsed_s'] - record['elapsed_s'])}"]
+    then, now = record["history"]["throughput"], after["history"]["throughput"]
+    if then is not None and now is not None:
+        said.append(f"{then:.4g} → {now:.4g} samples/s")
+    then, now = record["state"]["loss"], after["state"]["loss"]
+    if not then["missing"] and not now["missing"]:
+        said.append(f"loss {then['value']:.4g} → {now['value']:.4g} of the first loss")
     said.append(f"reward {after['reward']['total']:+.4g}")
     return ", ".join(said)
 

@@ -155,6 +155,14 @@ def _situation(
     return model.Situation(*(np.array([float(number)]) for number in numbers))
 
 
+def advised(
+    interval: Interval, history: History, limits: Limits, weights: Weights, per_node: float
+) -> tuple[Knowledge, Advice]:
+    """What is known of a run's steps, the interval included, and what follows from it."""
+    known = Knowledge.of(history.notes).with_interval(interval, history, per_node)
+    return known, known.advice(interval, history, limits, weights, per_node)
+
+
 class Goodput:
     """Follows the goodput model, and ``rules`` for the learning rate.
 
@@ -174,8 +182,7 @@ class Goodput:
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
         """The model's step, joined with the rule's change of the learning rate."""
-        known = Knowledge.of(history.notes).with_interval(interval, history, self._per_node)
-        advice = known.advice(interval, history, limits, self._weights, self._per_node)
+        known, advice = advised(interval, history, limits, self._weights, self._per_node)
         rate = rate_proposal(interval, history)
         action = Action(advice.gpu_delta, advice.batch_factor, rate.action.lr_factor)
         changes = advice.gpu_delta or advice.batch_factor != 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow_rlsched.config.keys import Reward as Weights
 from mlflow_rlsched.policy.action import Action
-from mlflow_rlsched.policy.advice import Knowledge
+from mlflow_rlsched.policy.advice import Knowledge, advised
 from mlflow_rlsched.policy.baselines import Rules
 from mlflow_rlsched.policy.checkpoint import Version, actor_outputs
 from mlflow_rlsched.policy.guard import NOISE
@@ -49,8 +49,7 @@ class Ddpg:
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
         """The actor's action; that of ``rules``, with the reason, where it is not to be trusted."""
-        known = Knowledge.of(history.notes).with_interval(interval, history, self._per_node)
-        advice = known.advice(interval, history, limits, self._weights, self._per_node)
+        known, advice = advised(interval, history, limits, self._weights, self._per_node)
         inputs = inputs_of(state, self._weights, advice)
         doubt = self._doubt(state, inputs, known)
         if doubt is not None:

@@ -98,7 +98,7 @@ def _ruled(
 
 
 class _Draft:
-    """What is left of the proposals: ``policy.guard.Draft`` on arrays."""
+    """What is left of the proposals: ``policy.draft.Draft`` on arrays."""
 
     def __init__(self, gpus: Floats, batch: Floats, lr_factor: Floats, before: Settings) -> None:
         self.gpus = gpus

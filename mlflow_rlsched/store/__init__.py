@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_rlsched.store.interface import (
+from mlflow_rlsched.store.interface import Store, StoreError, StoreGone
+from mlflow_rlsched.store.records import (
     AgentRecord,
     Attempt,
     DeviceShare,
@@ -10,9 +11,6 @@ from mlflow_rlsched.store.interface import (
     Lease,
     Quarantine,
     State,
-    Store,
-    StoreError,
-    StoreGone,
     Task,
     TaskSpec,
     Transition,

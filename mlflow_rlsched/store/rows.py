@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, insert, select, update
 from sqlalchemy.sql.expression import TableClause
 
-from mlflow_rlsched.store.interface import State, Task, TaskSpec
+from mlflow_rlsched.store.records import State, Task, TaskSpec
 from mlflow_rlsched.store.schema import TASKS
 
 MAX_CACHED_SPECS = 10_000

@@ -27,7 +27,8 @@ from sqlalchemy import (
 )
 
 from mlflow_rlsched.store import schema
-from mlflow_rlsched.store.interface import (
+from mlflow_rlsched.store.interface import Store
+from mlflow_rlsched.store.records import (
     AgentRecord,
     Attempt,
     DeviceShare,
@@ -35,7 +36,6 @@ from mlflow_rlsched.store.interface import (
     Lease,
     Quarantine,
     State,
-    Store,
     Task,
     TaskSpec,
     Transition,

@@ -18,7 +18,8 @@
 Outside a scheduled run all of it works and nothing is written.
 """
 
+from mlflow_rlsched.training.knobs import Knobs
 from mlflow_rlsched.training.oom import is_out_of_memory
-from mlflow_rlsched.training.session import Knobs, Session, attach
+from mlflow_rlsched.training.session import Session, attach
 
 __all__ = ["Knobs", "Session", "attach", "is_out_of_memory"]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlflow_rlsched.training import distributed
-from mlflow_rlsched.training.session import Knobs, Session
+from mlflow_rlsched.training.knobs import Knobs
+from mlflow_rlsched.training.session import Session
 
 _OURS = ("batch_size", "sampler", "batch_sampler")
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from mlflow_rlsched.training import distributed
 from mlflow_rlsched.training.attempt import Attempt, Mail
 from mlflow_rlsched.training.checkpoint import Checkpoints, Position
 from mlflow_rlsched.training.gradients import GradientProbe
+from mlflow_rlsched.training.knobs import Knobs
 from mlflow_rlsched.training.oom import is_out_of_memory, when_uncaught
 from mlflow_rlsched.training.optimizer import family, scale_steps
 from mlflow_rlsched.training.reporter import Losses, Reporter, Told, device_memory, number
@@ -27,23 +28,6 @@ log = logging.getLogger("mlflow_rlsched.training")
 
 LOOK_S = 0.2
 REPORT_S = 1.0
-
-
-@dataclass
-class Knobs:
-    """The values in force. The session changes them in place; a training only reads them.
-
-    Attributes:
-        batch_size: Global batch size in samples; None when ``attach`` was given none.
-        learning_rate: Base learning rate times ``lr_scale``; None when ``attach`` was given none.
-        gpus: Devices of this attempt: 0 on a CPU and outside a scheduled run.
-        lr_scale: Factor on what the user's own schedule says.
-    """
-
-    batch_size: int | None
-    learning_rate: float | None
-    gpus: int = 0
-    lr_scale: float = 1.0
 
 
 class Session:
@@ -305,13 +289,7 @@ class Session:
             return False
         self._seq = directive.seq
         self._save_asked = directive.action in ("checkpoint", "stop")
-        before = replace(self.knobs)
-        if self._base.batch_size is not None:
-            self.knobs.batch_size = directive.batch_size or self._base.batch_size
-        if self._base.learning_rate is not None:
-            self.knobs.lr_scale = directive.lr_scale
-            self.knobs.learning_rate = self._base.learning_rate * directive.lr_scale
-        return self.knobs != before
+        return self.knobs.follow(directive, self._base)
 
     def _introduce(self, resume: bool = False) -> None:
         if self._introduced:
