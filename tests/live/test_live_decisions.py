@@ -75,6 +75,26 @@ def test_out_of_memory_shrinks_the_batch_and_is_part_of_the_story(world: World) 
     assert hello["learning_rate"] == pytest.approx(0.1 * (45 / 64) ** 0.5)
 
 
+def test_what_never_fits_ends_at_the_floor_with_one_sentence(world: World) -> None:
+    params = {"batch_size": 8, "fits": 1, "steps": 3}
+    run = world.submit(FAULTY, "count", params, RULES | {"batch_size": {"min": 5}})
+    assert not run.wait()
+    task = world.over(run.run_id)
+    assert (task.ooms, task.retries) == (3, 0)
+    assert task.message == "out of memory even at the smallest batch size allowed, 5"
+    assert [r["setting"]["batch_size"] for r in records(world, run.run_id)] == [6, 5, 5]
+
+
+def test_a_noisy_throughput_changes_nothing(world: World) -> None:
+    run = world.submit(PROJECT, config=RULES)
+    wait_for(lambda: len(records(world, run.run_id)) >= 12, 90)
+    run.cancel()
+    world.over(run.run_id)
+    decided = records(world, run.run_id)
+    assert changes(decided) == []
+    assert max(r["history"]["throughput_noise"] or 0.0 for r in decided) > 0
+
+
 def test_a_killed_attempt_goes_on_with_the_setting_that_was_decided(world: World) -> None:
     run = world.submit(PROJECT, params={"narrow_at": 400}, config=RULES)
     wait_for(lambda: [r for r in records(world, run.run_id) if r["action"]["lr_factor"] < 1], 90)

@@ -1,7 +1,8 @@
 """Noisy gradient descent in a valley that narrows (standard library only).
 
 From step ``narrow_at`` on the curvature is so large that the rate it began with overshoots: the
-parameter then bounces between the walls, until the rate is lowered.
+parameter then bounces between the walls, until the rate is lowered. Steps take 10 % more or less
+time than they should.
 """
 
 import argparse
@@ -21,12 +22,12 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--narrow-at", type=int)
     args = parser.parse_args()
-    noise = random.Random(0)
+    noise, pace = random.Random(0), random.Random(1)
     weight = 0.0
     with attach(batch_size=args.batch_size, learning_rate=args.lr) as session:
         start = session.load() or {"step": 0}
         for step in range(start["step"], args.steps):
-            time.sleep(STEP_S)
+            time.sleep(STEP_S * pace.uniform(0.9, 1.1))
             curvature = 22.0 if step >= args.narrow_at else 1.0
             gradient = curvature * weight + 0.1 * noise.gauss(0, 1)
             weight -= session.knobs.learning_rate * gradient
