@@ -260,7 +260,8 @@ class Tuning:
             before = self.setting
             action = Action(batch_factor=batch_size / (before.batch_size or batch_size))
             smaller = _resized(before, batch_size, self._training)
-            decision = replace(decision, setting=smaller, action=action, vetoes=())
+            history = replace(decision.history, action=action)
+            decision = replace(decision, setting=smaller, action=action, vetoes=(), history=history)
         return self._conclude(decision, ended=True)
 
     def _conclude(self, decision: Decision, ended: bool = False) -> Outcome:

@@ -307,6 +307,7 @@ def test_an_end_right_after_a_decision_is_on_record_once(run: Run) -> None:
     outcome = run.tuning.close("out of memory", "oom", 54)
     assert outcome is not None
     assert outcome.decision.vetoes == ()
+    assert outcome.record["history"]["action"]["batch_factor"] == pytest.approx(54 / 64)
     assert outcome.record["setting"]["batch_size"] == 54
     assert run.watch().close("out of memory", "oom", 54) is None
 
