@@ -26,8 +26,9 @@ demo: $(INSTALLED) ## Train, kill the training in the middle and watch it recove
 test: lint system ## Run all checks and all tests but the long random ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not chaos'
 
-chaos: $(INSTALLED) ## Kill everything at random, 300 times
+chaos: $(INSTALLED) ## Kill everything at random, 300 times, and search for broken properties
 	$(BIN)/python -m pytest -m chaos tests/chaos
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile search
 
 lint: $(INSTALLED) ## Check style, types and the layers of the packages
 	$(BIN)/ruff check

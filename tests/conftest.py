@@ -7,12 +7,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import mlflow
 import pytest
 
 from tests.world import World
 
 pytest_plugins = ["tests.skips"]
+
+# The same examples every time, so that a run says something of the code alone; `make chaos` looks
+# at many others.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=2000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, GPU_DELTAS
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.interval import Interval, bounded
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.loss import Signals, level
-from mlflow_rlsched.policy.measuring import bounded, mean_utilisation
+from mlflow_rlsched.policy.measuring import mean_utilisation
 from mlflow_rlsched.policy.stability import noise_scale
 
 

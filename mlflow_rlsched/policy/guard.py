@@ -16,9 +16,8 @@ from itertools import chain
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action, Setting, apply, resize
 from mlflow_rlsched.policy.draft import Draft
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.interval import Interval, bounded
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.measuring import bounded
 from mlflow_rlsched.policy.memory import SHARE, bytes_per_sample, memory_limit
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.stability import bad_losses, unrest
@@ -100,6 +99,8 @@ def within_abilities(draft: Draft) -> None:
         draft.keep_gpus("the training cannot resume from a checkpoint")
     if "batch_size" not in can:
         draft.keep_batch("the training cannot change its batch size")
+        if draft.batch_size is not None and draft.gpus > draft.batch_size:
+            draft.keep_gpus(f"the batch of {draft.batch_size} cannot grow with it")
     if "learning_rate" not in can:
         draft.keep_rate("the training does not let its learning rate be changed")
     if not draft.interval.acknowledged:
@@ -249,7 +250,8 @@ def calm_before_growth(draft: Draft) -> None:
 def no_last_batch_of_one(draft: Draft) -> None:
     """A new batch size never leaves a device with one sample in an epoch's last batch."""
     size, limits = draft.batch_size, draft.limits
-    if size is None or size == draft.before.batch_size or limits.drop_last is not False:
+    running = draft.before.batch_size
+    if size is None or running is None or size == running or limits.drop_last is not False:
         return
     if limits.dataset_size is None or not _leaves_one(draft, size):
         return
@@ -257,9 +259,11 @@ def no_last_batch_of_one(draft: Draft) -> None:
     smaller = range(size - 1, draft.batch_low - 1, -1)
     larger = range(size + 1, min(draft.batch_high, limits.dataset_size) + 1)
     for other in chain(smaller, larger):
-        if other == draft.before.batch_size or not _leaves_one(draft, other):
+        if other == running or not _leaves_one(draft, other):
             draft.set_batch(other, why)
             return
+    if not draft.batch_low <= running <= draft.batch_high:
+        draft.keep_gpus(why)
     draft.keep_batch(why)
 
 

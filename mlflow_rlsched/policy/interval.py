@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,18 @@ from mlflow_rlsched.policy.action import Setting
 from mlflow_rlsched.protocol import Report
 
 ENDINGS = ("done", "oom", "diverged", "failed")
+
+LARGEST = 1e30
+"""No number that was read counts as larger, nor its inverse: products and ratios stay finite."""
+
+
+def bounded(value: float | None) -> float | None:
+    """``value`` if it is finite, within plus and minus ``LARGEST``; next to nothing is 0."""
+    if value is None or not math.isfinite(value):
+        return None
+    if abs(value) < 1 / LARGEST:
+        return 0.0
+    return min(max(value, -LARGEST), LARGEST)
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,8 @@ class DeviceUse:
 @dataclass(frozen=True)
 class Interval:
     """What was measured of a run since the last decision; None is "not measured".
+
+    Both times are at least 0: one that is not, or is not finite, counts as 0.
 
     Attributes:
         duration_s: Length of the interval, seconds.
@@ -65,3 +80,7 @@ class Interval:
     acknowledged: bool = True
     oom_batch: int | None = None
     ending: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("duration_s", "elapsed_s"):
+            object.__setattr__(self, name, max(bounded(getattr(self, name)) or 0.0, 0.0))

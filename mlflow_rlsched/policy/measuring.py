@@ -10,7 +10,7 @@ from typing import Any
 
 from mlflow_rlsched.policy.action import NO_CHANGE, Action, Setting
 from mlflow_rlsched.policy.history import Gradient, History, Memory
-from mlflow_rlsched.policy.interval import DeviceUse, Interval
+from mlflow_rlsched.policy.interval import LARGEST, DeviceUse, Interval, bounded
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.loss import WINDOW, level, signals
 from mlflow_rlsched.policy.reward import Scales, Terms, action_change
@@ -23,23 +23,11 @@ IDLE = 0.2
 HEADROOM = 4.0
 """Throughput that counts as the most, over the first one measured on the same devices."""
 
-LARGEST = 1e30
-"""No number that was read counts as larger, nor its inverse: products and ratios stay finite."""
-
 SMOOTH = 0.2
 """Weight of the newest value in what is averaged over intervals."""
 
 SCALES_BY = 10
 """Decisions after which the scales are fixed without a known progress."""
-
-
-def bounded(value: float | None) -> float | None:
-    """``value`` if it is finite, within plus and minus ``LARGEST``; next to nothing is 0."""
-    if value is None or not math.isfinite(value):
-        return None
-    if abs(value) < 1 / LARGEST:
-        return 0.0
-    return min(max(value, -LARGEST), LARGEST)
 
 
 def observe(history: History, interval: Interval, limits: Limits) -> History:
@@ -222,7 +210,7 @@ def _idle(history: History, interval: Interval) -> dict[str, Any]:
     if use is None or use >= IDLE:
         return {"idle_s": 0.0, "idle_intervals": 0}
     return {
-        "idle_s": history.idle_s + max(bounded(interval.duration_s) or 0.0, 0.0),
+        "idle_s": history.idle_s + interval.duration_s,
         "idle_intervals": history.idle_intervals + 1,
     }
 
@@ -273,7 +261,6 @@ def terms_of(before: History, now: History, interval: Interval, limits: Limits) 
         interval: The interval.
         limits: The run's limits.
     """
-    duration = max(bounded(interval.duration_s) or 0.0, 0.0)
     batch = interval.setting.batch_size
     useful = efficiency(noise_scale(now.gradients), batch, limits.batch_initial) or 1.0
     ways = [_reached(h.objective_first, h.objective, limits) for h in (before, now)]
@@ -283,9 +270,9 @@ def terms_of(before: History, now: History, interval: Interval, limits: Limits) 
         progress = ((now.progress or 0.0) - (before.progress or 0.0)) * useful
     measured = now.throughput if now.samples_at != before.samples_at else 0.0
     return Terms(
-        duration_s=duration,
+        duration_s=interval.duration_s,
         throughput=min((measured or 0.0) * useful, LARGEST),
-        cost=max(1, interval.setting.gpus) * duration * limits.price,
+        cost=max(1, interval.setting.gpus) * interval.duration_s * limits.price,
         progress=min(max(progress, -1.0), 1.0),
         action_change=action_change(now.action.encoded(), now.action_before.encoded()),
         ending=interval.ending or (None if interval.oom_batch is None else "oom"),

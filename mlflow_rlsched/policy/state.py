@@ -12,10 +12,9 @@ from typing import Any
 
 from mlflow_rlsched.policy.fields import FIELDS, Known
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.interval import Interval, bounded
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.loss import signals
-from mlflow_rlsched.policy.measuring import bounded
 
 __all__ = ["FIELDS", "State", "build_state", "document"]
 

@@ -43,7 +43,7 @@ VARIABLES = st.dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(backend=CONFIGS, variables=VARIABLES)
 def test_any_configuration_is_taken_or_refused_in_one_line(
     backend: dict[str, Any], variables: dict[str, str]
@@ -58,7 +58,7 @@ def test_any_configuration_is_taken_or_refused_in_one_line(
         json.dumps(config.model_dump(mode="json")).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(section=st.sampled_from(SECTIONS), values=VALUES)
 def test_any_section_is_taken_or_refused_in_one_line(section: str, values: Any) -> None:
     try:
@@ -67,7 +67,7 @@ def test_any_section_is_taken_or_refused_in_one_line(section: str, values: Any) 
         assert_for_people(str(refused))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     parameters=st.dictionaries(st.sampled_from(["bs", "batch-size", "lr", "x\n"]), SCALARS),
     given_=st.dictionaries(st.sampled_from(["bs", "lr", "eta"]), st.text(max_size=5)),

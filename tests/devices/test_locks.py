@@ -206,7 +206,7 @@ def expected_free(held: list[LockRequest], device: str, parent: str | None) -> i
 
 
 @given(steps=STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_locks_grant_what_fits_and_nothing_else(steps: list[list[LockRequest] | int]) -> None:
     holders: list[tuple[DeviceLocks, list[LockRequest]]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -387,7 +387,7 @@ ENTRIES = st.one_of(
 
 
 @given(limit=st.lists(ENTRIES, max_size=5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_longer_limit_never_allows_less(box: Box, limit: list[str]) -> None:
     inventory = box.open(*HOST)
     allowed = inventory.allowed(limit)

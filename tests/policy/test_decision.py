@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_rlsched.policy.action import Action, Setting
@@ -318,7 +318,6 @@ BOUNDED = Limits(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(WILD, PROPOSALS), min_size=1, max_size=8))
 def test_no_sequence_of_states_and_actions_passes_a_limit(
     steps: list[tuple[dict[str, Any], Proposal]],
@@ -345,7 +344,6 @@ def test_no_sequence_of_states_and_actions_passes_a_limit(
         check(decision.to_json(), decision.state)
 
 
-@settings(deadline=None)
 @given(st.lists(WILD, min_size=1, max_size=8))
 def test_rules_and_states_stay_finite_for_any_input(steps: list[dict[str, Any]]) -> None:
     decider = Decider(BOUNDED, Rules())
@@ -360,5 +358,5 @@ def test_rules_and_states_stay_finite_for_any_input(steps: list[dict[str, Any]])
 def check(record: dict[str, Any], state: State) -> None:
     assert len(state.vector) == 23
     assert all(-1 <= value <= 1 for value in state.vector)
-    for part in ("state", "setting", "terms", "reward", "history"):
-        json.dumps(record[part], allow_nan=False)
+    del record["proposal"]  # as the policy made it
+    json.dumps(record, allow_nan=False)

@@ -124,7 +124,7 @@ def test_a_state_saved_with_the_last_batch_leaves_nothing_of_the_epoch() -> None
     assert len(list(resumed)) == 2
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_whatever_happens_to_the_knob_each_sample_comes_once(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 60), "samples")
