@@ -147,14 +147,16 @@ def decision_cost(blocks: int) -> list[Figure]:
     code = textwrap.dedent(
         """
         import json, pathlib, statistics, sys, tempfile, time
+        from mlflow_rlsched.agent.policies import Policies
         from mlflow_rlsched.agent.tuning import Tuning
         from mlflow_rlsched.config import find_knobs, resolve
         from mlflow_rlsched.protocol import Report
+        from mlflow_rlsched.versions import Versions
         folder = pathlib.Path(tempfile.mkdtemp()) / "attempts" / "1"
         folder.mkdir(parents=True)
         parameters = {"batch_size": 64, "lr": 0.1}
         config = find_knobs(resolve({"policy": "rules"}, None, {}), parameters, {})
-        tuning = Tuning(folder, 1, config, [], 2**34)
+        tuning = Tuning(folder, 1, config, [], 2**34, Policies(Versions(), 1))
         tuning.observe(Report("hello", frozenset({"batch_size", "learning_rate"})))
         seconds = []
         for n in range(1, 301):

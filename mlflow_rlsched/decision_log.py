@@ -36,14 +36,12 @@ def append(run_dir: Path, record: Mapping[str, Any]) -> None:
 
 def last(run_dir: Path) -> dict[str, Any] | None:
     """The newest whole record, or None."""
-    try:
-        with open(run_dir / NAME, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    return next((record for line in reversed(lines) if (record := _parsed(line))), None)
+    return next((record for line in reversed(_tail(run_dir)) if (record := _parsed(line))), None)
+
+
+def tail(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest whole records, a quarter of a megabyte of them, oldest first."""
+    return [record for line in _tail(run_dir) if (record := _parsed(line))]
 
 
 def read(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -56,6 +54,16 @@ def read(run_dir: Path) -> Iterator[dict[str, Any]]:
                     yield record
     except FileNotFoundError:
         return
+
+
+def _tail(run_dir: Path) -> list[bytes]:
+    try:
+        with open(run_dir / NAME, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().splitlines()
+    except OSError:
+        return []
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, plan
+from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.supervision import Supervised
@@ -27,7 +28,9 @@ from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.executors.local import LocalExecutor
+from mlflow_rlsched.learning.outcomes import review
 from mlflow_rlsched.store import AgentRecord, Attempt, Ending, State, Task, open_store
+from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
 
@@ -58,6 +61,8 @@ class Agent:
         )
         self._executor = LocalExecutor(os.environ)
         self._sampler = Sampler(self._pool.inventory)
+        self._versions = Versions()
+        self._policies = Policies(self._versions, max(1, len(self._pool.inventory.devices())))
         self._outbox = Outbox(files.folder / OUTBOX)
         self._tracker = Tracker(self._store, self._outbox)
         self._teller = Teller(self._tracker)
@@ -165,9 +170,11 @@ class Agent:
             folder,
             [device for device in self._pool.inventory.devices() if device.id in held],
             self._sampler.memory_total,
+            self._policies,
             _ran_s(attempts[:-1]) + self._executor.age_s(folder),
         )
         supervised.catch_up()
+        self._keep_transitions(supervised)
         self._teller.running(task, attempt)
 
     def _supervise(self) -> bool:
@@ -202,7 +209,13 @@ class Agent:
         """Tell a decision, and keep its transition."""
         self._teller.decision(supervised.task, outcome)
         if outcome.transition is not None:
-            self._store.add_transitions([outcome.transition])
+            supervised.unkept.append(outcome.transition)
+        self._keep_transitions(supervised)
+
+    def _keep_transitions(self, supervised: Supervised) -> None:
+        """Keep the transitions that are new, and those that the store did not take before."""
+        self._store.add_transitions(supervised.unkept)
+        supervised.unkept.clear()
 
     def _stop(self, supervised: Supervised, reason: str) -> None:
         if supervised.stopping is None:
@@ -229,7 +242,17 @@ class Agent:
                     self._keep(supervised, outcome)
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
             self._tell_if_over(task.run_id)
+            if ending.state.final:
+                with _contained(task.run_id):
+                    self._review(task.run_id)
         del self._running[supervised.run_id]
+
+    def _review(self, run_id: str) -> None:
+        """See what a run that is over says of the policy that decided on it."""
+        transitions = [transition for _, transition in self._store.transitions(run_id)]
+        reason = review(self._versions, transitions)
+        if reason is not None:
+            _logger.warning("the policy is rolled back: %s", reason)
 
     def _tell_if_over(self, run_id: str) -> None:
         """Tell MLflow that a task is over, if it is."""
@@ -245,19 +268,21 @@ class Agent:
         """One pass over all that is not finished: cancellations, time-outs, grants."""
         self._waiting.look()
         ready = []
-        demand = 0
         for task in self._tasks(_UNFINISHED):
             with _contained(task.run_id):
                 if task.state is State.RUNNING:
                     self._pass_running(task)
                 elif self._pass_waiting(task):
                     ready.append(task)
-                    demand += self._config(task).gpus.initial
-        self._pressure = demand / max(1, len(self._pool.devices()))
+        self._pressure = pressure(ready, self._config, len(self._pool.devices()))
         if ready:
             free = self._pool.free()
             kind = self._pool.inventory.kind
-            for grant in plan(ready, self._config, self._offered, free, kind):
+            grants = plan(ready, self._config, self._offered, free, kind)
+            running = [supervised.task for supervised in self._running.values()]
+            for task in make_way(ready, grants, running):
+                self._stop(self._running[task.run_id], "preempted")
+            for grant in grants:
                 self._start(grant)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import demand, suits
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import DeviceShare, Task
+from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
 
 
 @dataclass(frozen=True)
@@ -63,3 +63,28 @@ def plan(
         shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
         grants.append(Grant(task, shares))
     return grants
+
+
+def make_way(ready: Sequence[Task], grants: Sequence[Grant], running: Sequence[Task]) -> list[Task]:
+    """Running tasks that have to make way: those that learn, as soon as anybody waits.
+
+    Args:
+        ready: Waiting tasks that may start now.
+        grants: What of them starts.
+        running: Running tasks.
+    """
+    granted = {grant.task.run_id for grant in grants}
+    waiting = [t for t in ready if t.run_id not in granted and t.priority > LEARNING_PRIORITY]
+    return [task for task in running if task.priority == LEARNING_PRIORITY] if waiting else []
+
+
+def pressure(ready: Sequence[Task], configs: Callable[[Task], RunConfig], devices: int) -> float:
+    """Devices that waiting tasks ask for over those of the pool; learning presses nobody.
+
+    Args:
+        ready: Waiting tasks that may start now.
+        configs: Configuration of a task.
+        devices: Devices of the pool.
+    """
+    asked = [configs(t).gpus.initial for t in ready if t.priority > LEARNING_PRIORITY]
+    return sum(asked) / max(1, devices)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.recovery import Evidence
 from mlflow_rlsched.agent.telemetry import CPU_METRIC
 from mlflow_rlsched.agent.tuning import Outcome, Tuning
@@ -30,7 +31,11 @@ class Supervised:
         folder: The attempt's directory.
         devices: What it holds.
         memory_total: Memory of the host, bytes.
+        policies: Who may decide on it.
         ran_before_s: Seconds that this attempt (before an agent's restart) and earlier ones ran.
+
+    Attributes:
+        unkept: Transitions that the store may not have.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Supervised:
         folder: Path,
         devices: list[Device],
         memory_total: int,
+        policies: Policies,
         ran_before_s: float,
     ) -> None:
         self.task = task
@@ -48,7 +54,8 @@ class Supervised:
         self.devices = devices
         self.number = task.attempt
         self.samples = task.samples
-        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total)
+        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total, policies)
+        self.unkept = self.tuning.transitions()
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
         self.stopping: str | None = None

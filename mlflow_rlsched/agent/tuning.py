@@ -11,11 +11,13 @@ from statistics import fmean
 from typing import Any
 
 from mlflow_rlsched import decision_log
+from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.learning.transitions import transition_of, transitions_of
 from mlflow_rlsched.policy.action import Action, Setting, resize
-from mlflow_rlsched.policy.baselines import Fixed, policy_named
+from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import DeviceUse, Interval
@@ -50,10 +52,10 @@ class Tuning:
         config: The run's configuration.
         devices: What it holds.
         memory_total: Memory of the host, bytes: what a training on the CPU may use.
+        policies: Who may decide.
 
     Attributes:
         setting: What is in force.
-        policy: Who decides.
         can: What the training can do; None until it has said so.
     """
 
@@ -64,8 +66,9 @@ class Tuning:
         config: RunConfig,
         devices: Sequence[Device],
         memory_total: int,
+        policies: Policies,
     ) -> None:
-        self.policy = policy_named(config.policy)
+        self._policies = policies
         self._folder = folder
         self._run_dir = folder.parent.parent
         self._number = number
@@ -82,8 +85,8 @@ class Tuning:
         # What passes before a training speaks is no training time.
         self._trained_s: float = record.get("elapsed_s", 0.0)
         history = History.from_json(record["history"]) if record else None
-        watching = Fixed("nothing of this training can be changed while it runs", self.policy)
-        self._decider = Decider(self._limits(), watching, config.reward, history)
+        policy = policies.of(config, self._run_dir.name)
+        self._decider = Decider(self._limits(), policy, config.reward, history)
         # An agent that adopts the attempt reads again what the last decision rests on.
         same = record.get("attempt") == number
         self._known_until: float = record["time"] if same else -math.inf
@@ -118,8 +121,6 @@ class Tuning:
         if report.event == "hello":
             self.can = report.can
             told["can"] = sorted(report.can)
-            if report.can & {"batch_size", "learning_rate"}:
-                self._decider.policy = self.policy
             self._interval_at = time.monotonic()  # what came before it was no training
             told |= self._initial(report)
         if "batch_size" in numbers and numbers["batch_size"] >= 1:
@@ -231,7 +232,18 @@ class Tuning:
         Raises:
             OSError: The record or the directive cannot be written.
         """
+        policy = self._policies.of(self._config, self._run_dir.name)
+        self._decider.others = self._policies.others(policy, self._config)
+        if not (self.can or frozenset()) & {"batch_size", "learning_rate"}:
+            policy = Fixed("nothing of this training can be changed while it runs", policy)
+            self._decider.others = ()  # nobody could have done anything, nor learns from it
+        self._decider.policy = policy
         return self._conclude(self._decider.decide(self._interval(pressure)))
+
+    def transitions(self) -> list[Transition]:
+        """The last ones on record: an agent that died may not have got round to keep them."""
+        records = decision_log.tail(self._run_dir)
+        return transitions_of(self._run_dir.name, records, self._config.reward)
 
     def memory_need(self) -> MemoryNeed:
         """What was measured of the attempt's memory."""
@@ -254,7 +266,10 @@ class Tuning:
             return None
         if self._record and self._record["ended"] and self._record["attempt"] == self._number:
             return None  # an agent that died since then has done it
-        self._decider.policy = Fixed(reason, self.policy)
+        policy = self._decider.policy
+        self._decider.policy = Fixed(reason, policy)
+        goes_on = ending is None or ending == "oom"
+        self._decider.others = [policy, *self._decider.others] if goes_on else ()
         decision = self._decider.decide(self._interval(0.0, ending))
         if batch_size is not None:
             before = self.setting
@@ -279,36 +294,26 @@ class Tuning:
         if changed:
             self._direct(self._seq + 1, setting, decision.reason)
             self._seq += 1
+        transition = None
+        if self._record is not None:
+            weights = self._config.reward
+            transition = transition_of(self._run_dir.name, self._record, record, weights)
         outcome = Outcome(
             decision,
             changed,
             record,
             self._reported(),
-            self._record is None,
-            self._transition(record),
+            self._is_first_of_its_policy(decision),
+            transition,
         )
         self.setting, self._record, self._next_s = setting, record, decision.next_s
         self._trained_s = decision.elapsed_s
         self._begin_interval()
         return outcome
 
-    def _transition(self, after: dict[str, Any]) -> Transition | None:
-        """What the decision before led to, as data for learning."""
-        before = self._record
-        if before is None:
-            return None
-        data = {
-            "state": _vector(before),
-            "action": before["action"],
-            "setting": before["setting"],
-            "terms": after["terms"],
-            "next_state": _vector(after),
-            "policy": before["policy"],
-            "version": before["version"],
-            "weights": self._config.reward.model_dump(),
-        }
-        key = after["terms"]["ending"] is not None or before["setting"] != before["before"]
-        return Transition(self._run_dir.name, before["number"], data, key)
+    def _is_first_of_its_policy(self, decision: Decision) -> bool:
+        before = self._record or {}
+        return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
     def _direct(self, seq: int, setting: Setting, reason: str) -> None:
         Directive(
@@ -337,7 +342,7 @@ class Outcome:
         changed: Whether the training was told something new.
         record: Its record.
         reported: Loss, batch size and learning rate in the interval, as far as reported.
-        first: Whether it is the run's first.
+        first: Whether it is the first one of its policy version.
         transition: What the decision before it led to; None for the first.
     """
 
@@ -365,7 +370,3 @@ def _resized(setting: Setting, batch_size: int | None, training: Mapping[str, An
     if "learning_rate" not in training.get("can", ()):
         return replace(setting, batch_size=batch_size)
     return resize(setting, batch_size, training.get("batch_size"), training.get("optimizer"))
-
-
-def _vector(record: dict[str, Any]) -> list[float]:
-    return [field["normalised"] for field in record["state"].values()]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import click
 
 from mlflow_rlsched import __version__
-from mlflow_rlsched.cli import agent, devices, doctor, explain, requests, runs, show, simulate
+from mlflow_rlsched.cli import (
+    agent,
+    devices,
+    doctor,
+    explain,
+    policy,
+    requests,
+    runs,
+    show,
+    simulate,
+)
 from mlflow_rlsched.cli.common import Group
 
 
@@ -30,6 +40,7 @@ for command in (
     runs.logs,
     devices.devices,
     doctor.doctor,
+    policy.policy,
     simulate.simulate,
 ):
     main.add_command(command)

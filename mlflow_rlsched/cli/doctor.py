@@ -77,6 +77,7 @@ def _findings(store: str | None) -> Iterator[Finding]:
     yield configuration
     if url is not None:
         yield from check_store(url)
+        yield from check_policy()
     yield check_devices()
     yield check_locks()
     yield check_tracking()
@@ -258,6 +259,32 @@ def check_quarantine(quarantined: Sequence[Quarantine]) -> Finding:
     )
     remedy = "see `nvidia-smi` and the system's log for the cause; it is offered again by itself"
     return Finding("quarantine", not text, text or "no device", remedy)
+
+
+def check_policy() -> Iterator[Finding]:
+    """A policy that was trained needs a file that can be used."""
+    from mlflow_rlsched.config import resolve
+    from mlflow_rlsched.config.keys import ADDRESS, POLICIES
+    from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
+    from mlflow_rlsched.versions import Versions
+
+    name = resolve({}, None).policy
+    if ADDRESS.fullmatch(name) or (name in POLICIES and name != "ddpg"):
+        return  # nothing to look at, or only the registry knows
+    remedy = "promote a version that can be used: `rlsched policy list`, `rlsched policy promote`"
+    try:
+        if name != "ddpg":
+            yield Finding("policy", True, f"version {Version.read(Path(name)).name} is in {name}")
+            return
+        champion = Versions().champion()
+    except PolicyFileError as error:
+        yield Finding("policy", False, str(error), remedy)
+        return
+    text = f"version {champion.version.name} decides"
+    if champion.trouble:
+        yield Finding("policy", False, f"{text}, as {champion.trouble}", remedy)
+    else:
+        yield Finding("policy", True, text)
 
 
 def check_devices() -> Finding:

@@ -28,9 +28,10 @@ Record = Mapping[str, Any]
 @click.command()
 @click.argument("run_id", metavar="RUN_ID")
 @click.argument("number", metavar="[N]", type=click.IntRange(min=1), required=False)
+@click.option("--alternatives", is_flag=True, help="Show what the other policies would have done.")
 @store_option
 @json_option
-def explain(run_id: str, number: int | None, url: str, as_json: bool) -> None:
+def explain(run_id: str, number: int | None, alternatives: bool, url: str, as_json: bool) -> None:
     """Explain decision N of a run, by default the last one that changed something."""
     with opened(url) as store:
         task = find_task(store, run_id)
@@ -42,6 +43,8 @@ def explain(run_id: str, number: int | None, url: str, as_json: bool) -> None:
         print_json({"decision": record, "followed_by": after})
     else:
         _print(record, after)
+        if alternatives:
+            _print_alternatives(record)
 
 
 def _place(records: Sequence[Record], number: int | None) -> int:
@@ -78,14 +81,10 @@ def change(record: Record) -> str:
     return ", ".join(parts)
 
 
-def print_story(records: Iterable[Record], rows: int) -> None:
+def print_story(records: Sequence[Record], rows: int) -> None:
     """The decisions that changed something, the last ``rows`` of them, one line each."""
-    count = 0
-    changes = []
-    for record in records:
-        count += 1
-        if changed(record):
-            changes.append(record)
+    count = len(records)
+    changes = [record for record in records if changed(record)]
     if not count:
         return
     said = f"{len(changes)} of {count} decisions changed something"
@@ -94,6 +93,10 @@ def print_story(records: Iterable[Record], rows: int) -> None:
     if changes:
         headings = ["NO", "AT", "CHANGE", "WHY"]
         print_table(table(headings, (_row(record) for record in changes[-rows:])))
+    doubts = [doubt for record in records if (doubt := record["proposal"].get("doubt"))]
+    if doubts:
+        said = f"the rules decided {len(doubts)} times in the place of the run's policy"
+        click.echo(f"{said}, the last time as {plain(doubts[-1])}")
 
 
 def _row(record: Record) -> list[object]:
@@ -123,8 +126,24 @@ def _print(record: Record, after: Record | None) -> None:
     print_table(table(["STATE", "VALUE", "UNIT", "NORMALISED", ""], _state_rows(record)))
 
 
+def _print_alternatives(record: Record) -> None:
+    """What the other policies would have done; records of older agents do not hold it."""
+    rows = [
+        [name, each["version"], _action(each["action"]) if each["action"] else "", each["reason"]]
+        for name, each in record.get("alternatives", {}).items()
+    ]
+    click.echo()
+    if rows:
+        print_table(table(["OTHER POLICY", "VERSION", "WOULD HAVE DONE", "WHY"], rows))
+    else:
+        click.echo("no other policy was asked")
+
+
 def _proposal(record: Record) -> list[str]:
-    action = record["proposal"]["action"]
+    return [_action(record["proposal"]["action"]), record["proposal"]["reason"]]
+
+
+def _action(action: Record) -> str:
     wanted = []
     if action["gpu_delta"]:
         wanted.append(f"{action['gpu_delta']:+d} devices")
@@ -132,7 +151,7 @@ def _proposal(record: Record) -> list[str]:
         wanted.append(f"batch x {action['batch_factor']:.3g}")
     if action["lr_factor"] != 1:
         wanted.append(f"learning rate x {action['lr_factor']:.3g}")
-    return [", ".join(wanted) or "no change", record["proposal"]["reason"]]
+    return ", ".join(wanted) or "no change"
 
 
 def _setting(record: Record, setting: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -16,11 +17,16 @@ MAX_BATCH = 2**31 - 1
 MAX_GPUS = 4096
 
 _COUNT = f"a whole number from 0 to {MAX_GPUS}"
-POLICIES = ("rules", "fixed")
-"""Policies of this version: what an error offers."""
+POLICIES = ("ddpg", "rules", "goodput", "fixed")
+"""Policies that have a name."""
 
-_LATER_POLICIES = ("ddpg", "goodput")
-_POLICY = " or ".join(map(repr, POLICIES))
+DEFAULT_POLICY = "fixed"
+
+ADDRESS = re.compile(r"models:/(?P<model>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<number>\d+))")
+"""How a model of MLflow's registry is named."""
+
+_MODEL = "models:/NAME@ALIAS or models:/NAME/VERSION"
+_POLICY = f"{', '.join(map(repr, POLICIES))}, the path of a policy file, or {_MODEL}"
 _BATCH = f"a whole number from 1 to {MAX_BATCH}, or null"
 _PARAMETER = "the name of a parameter, or null"
 _SECONDS = "a number of seconds above 0, at most 1e8"
@@ -128,10 +134,14 @@ class Requires(_Section):
 
 
 def _policy(text: str) -> str:
-    # What a later version knows is refused with a sentence of its own.
-    if text in (*POLICIES, *_LATER_POLICIES) or "/" in text:
+    """A policy's name, an address of the model registry, or the absolute path of a file."""
+    if text in POLICIES or ADDRESS.fullmatch(text):
         return text
-    raise ValueError(f"policy is {shown(text)}, must be {_POLICY}" + near(text, POLICIES))
+    if text.startswith("models:"):
+        raise ValueError(f"policy is {shown(text)}, must be {_MODEL}")
+    if "://" in text or not ("/" in text or text.endswith(".safetensors")):
+        raise ValueError(f"policy is {shown(text)}, must be {_POLICY}" + near(text, POLICIES))
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def _absolute_store(text: str) -> str:
@@ -195,7 +205,9 @@ class Settings(_Section):
         store: Absolute URL of the store.
     """
 
-    policy: Annotated[Text, AfterValidator(_policy)] = Field(default="fixed", description=_POLICY)
+    policy: Annotated[Text, AfterValidator(_policy)] = Field(
+        default=DEFAULT_POLICY, description=_POLICY
+    )
     priority: int = Field(
         default=0,
         ge=-1_000_000,
@@ -259,6 +271,9 @@ class RunConfig(Settings):
     Attributes:
         initial_batch_size: Value of the parameter ``batch_size.param`` as submitted, or None
             when the batch size is no knob; ``find_knobs`` fills it in.
+        policy_file: The policy version that ``policy`` led to at the submission, where that is a
+            path or an address; None where it is a name.
     """
 
     initial_batch_size: int | None = None
+    policy_file: str | None = None

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mlflow_rlsched.config.errors import ConfigError, Layer, explain, origin, section, shown
-from mlflow_rlsched.config.keys import MAX_GPUS, POLICIES, RunConfig, Settings
+from mlflow_rlsched.config.keys import MAX_GPUS, RunConfig, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,7 +42,6 @@ _RESERVED = frozenset(  # what MLflow itself puts into the backend configuration
     }
 )
 _AVAILABLE: Mapping[str, Sequence[Any]] = {  # the values of a key that this version can honour
-    "policy": POLICIES,
     "executor": ("local",),
     "launcher": ("command",),
     "memory_cap_gb": (None,),

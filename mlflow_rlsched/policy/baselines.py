@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
@@ -40,32 +42,31 @@ class Fixed:
 
 
 class Rules:
-    """Three rules: out of memory, idle devices, and the learning rate by loss and gradients."""
+    """Three rules: out of memory, idle devices, and the learning rate by loss and gradients.
+
+    Args:
+        doubt: Why they decide in the place of another policy, where they do.
+    """
 
     name = "rules"
     version = "1"
+
+    def __init__(self, doubt: str | None = None) -> None:
+        self._doubt = doubt
 
     def propose(
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
         """The first rule that applies; the learning rate last."""
-        return (
+        proposal = (
             _out_of_memory(interval)
             or _idle(state, interval, history, limits)
             or rate_proposal(interval, history)
         )
-
-
-def policy_named(name: str) -> Policy:
-    """The policy of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    for policy in (Fixed(), Rules()):
-        if policy.name == name:
-            return policy
-    raise ValueError(f"policy {name!r} is not available in this version; write rules or fixed")
+        if self._doubt is None:
+            return proposal
+        reason = f"the rules decide, as {self._doubt}: {proposal.reason}"
+        return replace(proposal, reason=reason, doubt=self._doubt)
 
 
 def _out_of_memory(interval: Interval) -> Proposal | None:

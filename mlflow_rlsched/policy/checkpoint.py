@@ -117,7 +117,9 @@ class Version:
                 told = (file.metadata() or {}).get(HEADER)
                 names = file.keys()
                 arrays = {name: file.get_tensor(name) for name in names}
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
+            raise PolicyFileError(f"{path} cannot be read as a policy: {error}") from error
+        except (SafetensorError, TypeError) as error:  # a type that numpy does not know
             raise PolicyFileError(
                 f"{path} cannot be read as a policy: {error}; it may be cut short"
             ) from error
@@ -160,7 +162,7 @@ def _digest(arrays: Mapping[str, Array], header: Mapping[str, Any]) -> str:
 def _parsed(path: Path, told: str | None) -> dict[str, Any]:
     try:
         header = json.loads(told or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("policy") != "ddpg":
         raise PolicyFileError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlflow_rlsched.config.keys import Reward as Weights
@@ -17,6 +17,21 @@ from mlflow_rlsched.policy.pacing import interval_length
 from mlflow_rlsched.policy.proposal import Policy, Proposal
 from mlflow_rlsched.policy.reward import Reward, Terms, reward
 from mlflow_rlsched.policy.state import State, build_state
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What another policy would have done in the place of the one that decided.
+
+    Attributes:
+        version: Its version.
+        action: What the guard would have left of its proposal; None when it failed.
+        reason: Its reason and the guard's, or how it failed.
+    """
+
+    version: str
+    action: Action | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,9 @@ class Decision:
         reward: Its reward by component.
         next_s: Seconds until the next decision.
         history: What the next decision builds on.
+        alternatives: What other policies would have done, by their names.
+        inputs: What the networks saw, whether they decided or were asked only; None where there
+            are none.
     """
 
     number: int
@@ -54,6 +72,8 @@ class Decision:
     reward: Reward
     next_s: float
     history: History
+    alternatives: Mapping[str, Alternative] = field(default_factory=dict)
+    inputs: Sequence[float] | None = None
 
     @property
     def changed(self) -> bool:
@@ -63,18 +83,22 @@ class Decision:
     @property
     def reason(self) -> str:
         """The proposal's reason and the guard's, one after the other."""
-        return "; ".join([self.proposal.reason, *self.vetoes])
+        return _joined(self.proposal, self.vetoes)
 
     def to_json(self) -> dict[str, Any]:
         """The line of ``decisions.jsonl``; finite numbers only."""
+        proposal = asdict(self.proposal)
+        del proposal["notes"]  # the history has them
+        del proposal["inputs"]
         return {
             "number": self.number,
             "elapsed_s": self.elapsed_s,
             "policy": self.policy,
             "version": self.version,
             "state": self.state.to_json(),
+            "inputs": None if self.inputs is None else list(self.inputs),
             "before": asdict(self.before),
-            "proposal": asdict(self.proposal),
+            "proposal": proposal,
             "vetoes": list(self.vetoes),
             "action": asdict(self.action),
             "setting": asdict(self.setting),
@@ -82,6 +106,7 @@ class Decision:
             "reward": self.reward.to_json(),
             "next_s": self.next_s,
             "history": self.history.to_json(),
+            "alternatives": {name: asdict(each) for name, each in self.alternatives.items()},
         }
 
 
@@ -90,7 +115,9 @@ class Decider:
 
     Attributes:
         limits: What bounds the setting; replaced when the training says more of itself.
-        policy: Who proposes; replaced when a better one is there.
+        policy: Who proposes; replaced when a better one is there. A decision is made by the one
+            that is there when it begins.
+        others: Policies that are asked what they would have done.
         history: What the next decision builds on. Store it with each decision and hand it to a
             new ``Decider`` to go on exactly there.
     """
@@ -104,22 +131,35 @@ class Decider:
     ) -> None:
         self.limits = limits
         self.policy = policy
+        self.others: Sequence[Policy] = ()
         self.history = history or History()
         self._weights = weights or Weights()
 
     def decide(self, interval: Interval) -> Decision:
         """Decide on the setting for the next interval."""
+        policy, others = self.policy, self.others
         observed = observe(self.history, interval, self.limits)
         state = build_state(observed, interval, self.limits)
-        proposal = self.policy.propose(state, interval, observed, self.limits)
+        proposal = policy.propose(state, interval, observed, self.limits)
         outcome = guard(proposal, interval, observed, self.limits)
         terms = terms_of(self.history, observed, interval, self.limits)
-        self.history = decided(observed, interval, outcome.action, outcome.setting, proposal.notes)
+        notes = _measured(observed.notes) | dict(proposal.notes)
+        inputs = proposal.inputs
+        alternatives = {}
+        for other in others:
+            found, asked = _asked(other, state, interval, observed, self.limits)
+            alternatives[other.name] = found
+            if asked is not None:
+                # Of what it only handed on, the policy that decides may have measured more.
+                measured = _measured(asked.notes).items()
+                notes |= {k: v for k, v in measured if v != observed.notes.get(k)}
+                inputs = inputs or asked.inputs
+        self.history = decided(observed, interval, outcome.action, outcome.setting, notes)
         return Decision(
             number=self.history.decisions,
             elapsed_s=interval.elapsed_s,
-            policy=self.policy.name,
-            version=self.policy.version,
+            policy=policy.name,
+            version=policy.version,
             state=state,
             before=interval.setting,
             proposal=proposal,
@@ -132,4 +172,28 @@ class Decider:
                 self.limits.interval_s, interval.elapsed_s, observed.progress, observed.step_rate
             ),
             history=self.history,
+            alternatives=alternatives,
+            inputs=inputs,
         )
+
+
+def _asked(
+    policy: Policy, state: State, interval: Interval, history: History, limits: Limits
+) -> tuple[Alternative, Proposal | None]:
+    """What a policy would have done, and its proposal; None when it failed."""
+    try:
+        proposal = policy.propose(state, interval, history, limits)
+        outcome = guard(proposal, interval, history, limits)
+    except Exception as error:  # noqa: BLE001 - the decision stands, whatever another one does
+        return Alternative(policy.version, None, f"it failed: {error!r}"), None
+    told = Alternative(policy.version, outcome.action, _joined(proposal, outcome.vetoes))
+    return told, proposal
+
+
+def _measured(notes: Mapping[str, float]) -> dict[str, float]:
+    """What models have measured; the rest tells of what a policy wants to do."""
+    return {name: note for name, note in notes.items() if "." in name}
+
+
+def _joined(proposal: Proposal, vetoes: Sequence[str]) -> str:
+    return "; ".join([proposal.reason, *vetoes])

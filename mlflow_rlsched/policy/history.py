@@ -79,7 +79,8 @@ class History:
         oom_batch: Smallest batch, in samples a device, at which it did.
         action: The action in force since the last decision, after the guard.
         action_before: The one before.
-        notes: What the policy wanted to remember.
+        notes: What the policy wanted to remember of what it does, and what models have measured,
+            whoever decided (``Proposal.notes``).
         scales: What the reward's terms are measured against, once they are fixed.
     """
 

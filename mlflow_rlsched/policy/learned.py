@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from dataclasses import replace
+from random import Random
+
+import numpy as np
 
 from mlflow_rlsched.config.keys import Reward as Weights
 from mlflow_rlsched.policy.action import Action
@@ -12,7 +15,7 @@ from mlflow_rlsched.policy.baselines import Rules
 from mlflow_rlsched.policy.checkpoint import Version, actor_outputs
 from mlflow_rlsched.policy.guard import NOISE
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.inputs import INPUTS, Array, action_of, chosen, inputs_of
+from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, Array, action_of, chosen, inputs_of
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.proposal import Proposal
@@ -20,6 +23,9 @@ from mlflow_rlsched.policy.state import State
 
 BEYOND = 0.1
 """How far an input may lie outside of what the training saw; inputs are of about 1."""
+
+EXPLORATION = 0.05
+"""Standard deviation of the noise on the factors of real runs, in the encoding of -1 to 1."""
 
 SURPRISED = 0.5
 """Smoothed error of the predicted step times, of their logarithm, that is no longer trusted."""
@@ -32,38 +38,53 @@ class Ddpg:
         trained: The version.
         weights: The reward's weights, which the actor obeys.
         per_node: Devices of a node.
+        explores: Seed of the noise on its factors, such as the run: the same decision of the same
+            run has the same. None for no noise.
     """
 
     name = "ddpg"
 
     def __init__(
-        self, trained: Version, weights: Weights | None = None, per_node: float = math.inf
+        self,
+        trained: Version,
+        weights: Weights | None = None,
+        per_node: float = math.inf,
+        explores: str | None = None,
     ) -> None:
         self.version = trained.name
         self._arrays = trained.arrays
         self._optional = frozenset(trained.optional)
         self._weights = weights or Weights()
         self._per_node = per_node
+        self._explores = explores
 
     def propose(
         self, state: State, interval: Interval, history: History, limits: Limits
     ) -> Proposal:
         """The actor's action; that of ``rules``, with the reason, where it is not to be trusted."""
         known, advice = advised(interval, history, limits, self._weights, self._per_node)
+        notes = known.notes()
         inputs = inputs_of(state, self._weights, advice)
+        finite = np.isfinite(inputs).all()
+        seen = tuple(round(number, 6) for number in inputs.tolist()) if finite else None
         doubt = self._doubt(state, inputs, known)
         if doubt is not None:
-            by_rule = Rules().propose(state, interval, history, limits)
-            reason = f"the rules decide, as {doubt}: {by_rule.reason}"
-            return Proposal(
-                by_rule.action, reason, by_rule.predicted_gain, {**by_rule.notes, **known.notes()}
-            )
+            by_rule = Rules(doubt).propose(state, interval, history, limits)
+            return replace(by_rule, notes={**by_rule.notes, **notes}, inputs=seen)
         encoded = chosen(actor_outputs(self._arrays, inputs[None]))[0]
+        noise = self._noise(history.decisions)
+        encoded[-FACTORS:] = np.clip(encoded[-FACTORS:] + noise, -1, 1)
         action = _possible(action_of(encoded), interval, limits)
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
-        return Proposal(action, _told(action, gain), gain, known.notes())
+        return Proposal(action, _told(action, gain), gain, notes, inputs=seen, noise=noise)
+
+    def _noise(self, decision: int) -> tuple[float, float]:
+        if self._explores is None:
+            return 0.0, 0.0
+        random = Random(f"{self._explores} {decision}")  # noqa: S311 - no secret
+        return random.gauss(0, EXPLORATION), random.gauss(0, EXPLORATION)
 
     def _doubt(self, state: State, inputs: Array, known: Knowledge) -> str | None:
         """Why the actor is not to be trusted here; None when it is."""
@@ -71,9 +92,9 @@ class Ddpg:
         if missing:
             return f"{', '.join(missing)} is not known, and the policy was trained with it"
         low, high = self._arrays["normaliser.low"], self._arrays["normaliser.high"]
-        outside = (inputs < low - BEYOND) | (inputs > high + BEYOND)
-        if outside.any():
-            at = int(outside.argmax())
+        inside = (inputs >= low - BEYOND) & (inputs <= high + BEYOND)  # what is no number is not
+        if not inside.all():
+            at = int(inside.argmin())
             return (
                 f"{INPUTS[at]} is {inputs[at]:.3g}, and the policy was trained on"
                 f" {low[at]:.3g} to {high[at]:.3g}"
@@ -81,15 +102,6 @@ class Ddpg:
         if known.surprise > SURPRISED:
             return f"its predictions of the step time were off by {math.expm1(known.surprise):.0%}"
         return None
-
-
-def load(path: Path, weights: Weights | None = None, per_node: float = math.inf) -> Ddpg:
-    """The policy in a file.
-
-    Raises:
-        PolicyFileError: The file holds none that can be used.
-    """
-    return Ddpg(Version.read(path), weights, per_node)
 
 
 def _possible(action: Action, interval: Interval, limits: Limits) -> Action:

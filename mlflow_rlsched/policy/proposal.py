@@ -22,13 +22,23 @@ class Proposal:
         reason: Why, in words for a person.
         predicted_gain: Relative gain in useful throughput that it expects (0.1 is 10 %), or
             None when it expects none in particular.
-        notes: What it wants to find in ``History.notes`` at the next decision.
+        notes: What it wants to find in ``History.notes`` at the next decision. A name with a dot
+            is that of a model and what it has measured, ``goodput.surprise``: it is kept whoever
+            decides. All others are about what the policy does, and are kept if it decides.
+        doubt: Why another policy decided in its place, or None.
+        inputs: What the networks saw, in the order of ``inputs.INPUTS``; None where they saw
+            nothing.
+        noise: What was added to the encoded factors of the batch and of the learning rate, to
+            find out more.
     """
 
     action: Action
     reason: str
     predicted_gain: float | None = None
     notes: Mapping[str, float] = field(default_factory=dict)
+    doubt: str | None = None
+    inputs: tuple[float, ...] | None = None
+    noise: tuple[float, float] = (0.0, 0.0)
 
 
 class Policy(Protocol):

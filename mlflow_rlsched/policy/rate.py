@@ -1,20 +1,20 @@
 """The learning-rate rule of ``rules``: down when the loss is not calm, up as far as it pays.
 
 Whether a rate is too small cannot be read off a training: a loss falls by the same law, only
-slower. So the rule *tries*: it raises the rate by four steps of 20 % (by eight while the loss does
-not fall at all), compares how fast the loss falls with what was to be expected, and goes on from
+slower. So the rule *tries*: it raises the rate by four steps of 20 % (by eight while the loss has
+not begun to fall), compares how fast the loss falls with what was to be expected, and goes on from
 there or takes it all back. What was taken back is not tried again for a while that doubles every
-time.
+time, and the next trial goes the other way. A rate at which the loss was not calm is a ceiling:
+nothing is tried near it any more, and a raise that met it is taken back as a whole, since just
+below it a training may hardly learn.
 
-A loss falls about as a power of the samples seen (Hestness et al. 2017, "Deep Learning Scaling
-is Predictable, Empirically"), so its speed is that power, -d log(loss) / d log(samples). With a
-rate that is too small the power itself falls: what is expected of the next window is the speed of
-the last one times its ratio to the one before.
+How fast a loss falls, and how sure that is, is said by ``speed``; a trial goes on until the
+difference is clear, or for ``LONGEST`` intervals.
 
 Nothing is risked where nothing is to be gained: not before the loss has begun to fall (a warm-up
-is the user's), not when little of it is left, not near the end, and not while consecutive gradients
-are opposed, which says that a larger step would overshoot (see ``stability.alignment``); that they
-point the same way proves nothing where momentum carries on.
+is the user's), not when little of it is left, and not near the end. A lower rate is tried only
+where there is a reason: near a ceiling, above the user's own rate, or when the loss has not begun
+to fall for long, as what never learnt may have too high a rate as well as too low a one.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.loss import Signals, signals
 from mlflow_rlsched.policy.proposal import Proposal
-from mlflow_rlsched.policy.stability import alignment, unrest
+from mlflow_rlsched.policy.speed import heard, speed_of
+from mlflow_rlsched.policy.stability import unrest, unstable
 
 TRIAL = FACTOR_MAX**4
 FLAT_TRIAL = FACTOR_MAX**8
-"""Factor on the learning rate that is tried at once; and while the loss does not fall."""
+"""Factor on the learning rate that is tried at once; and while the loss has not begun to fall."""
 
 UNMOVED = 0.9
 """Level of the loss over its first value above which the training has not really begun."""
 
-LITTLE_LEFT = 0.05
+LITTLE_LEFT = 0.005
 """Level of the loss over its first value below which nothing is risked any more."""
 
-LATE = 0.8
-"""Progress from which nothing is risked any more."""
+TIME_TO_TRY = 25
+"""Decisions that must be left to the end: for a trial, its judgement and the way back."""
 
 HOPELESS = 4
 """Losses after a cut, none of them finite, from which the weights themselves must be spoilt."""
@@ -49,19 +50,33 @@ FIRST_WAIT = 4
 LONGEST_WAIT = 64
 """Decisions after a setback before the learning rate goes up again: doubled every time."""
 
-CLEAR = 3.0
-"""Standard deviations of the loss's trend from which there is something to compare with."""
+CLEAR = 2.0
+"""Standard errors from which the loss clearly falls."""
+
+SURE = 3.0
+"""The same of a loss that is to fall at another rate."""
+
+FEWEST = 5
+LONGEST = 10
+"""Intervals that a speed rests on, at least and at most."""
+
+PATIENCE = 30
+"""Decisions until a loss that has not begun to fall may need another rate."""
 
 RESTLESS = 6.0
 """Range of the newest losses, in usual spreads, from which one that does not fall is not calm."""
 
-PAYING = 1.0
-"""Standard deviations of the loss's trend from which a trial may have paid."""
+CLEARANCE = FACTOR_MAX**3
+"""Factor by which the learning rate stays below one at which the loss was not calm."""
 
-SURE = 2.0
-"""Standard errors from which the direction of consecutive gradients is believed."""
+NEAR = FACTOR_MAX**6
+"""Factor below the highest rate that may be tried from which a lower one is no longer tried."""
+
+LOWER_PAYS = 1.3
+"""Speed over what is expected from which a lower learning rate pays."""
 
 _NEWEST = 5
+_KEPT = ("failed", "until", "down", "home", "ceiling")
 _CLOSE = 1.001  # factors are products of roundings
 
 
@@ -69,13 +84,14 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     """What to do with the learning rate.
 
     The notes hold, while a trial runs: ``good``, the factor to return to; ``size``, the factor
-    that is tried; ``speed``, how fast the loss fell there; ``expected``, how fast it would go on
-    to fall; ``since``, the samples seen when half of the trial was done; ``last``, the
-    factor at the last decision; ``asked``, 1 once a step was asked for; ``back``, 1 once it is
-    being taken back. And always: ``failed``, trials that did not pay, and ``until``, the decision
-    before which there is no other.
+    that is tried; ``expected`` and ``error``, how fast the loss fell there and how sure that is;
+    ``last``, the factor at the last decision; ``asked``, 1 once a step was asked for; ``back``,
+    1 once it is being taken back. And always: ``failed``, trials that did not pay; ``until``, the
+    decision before which there is no other; ``down``, 1 when the next one lowers the rate;
+    ``home``, the factor to come back to when calm; ``ceiling``, the lowest at which the loss was
+    not calm.
     """
-    notes = dict(history.notes)
+    notes = heard(interval, history)
     if "learning_rate" not in interval.can:
         return Proposal(Action(), "the training's learning rate cannot be changed", None, notes)
     if not interval.acknowledged:
@@ -87,111 +103,131 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
         return Proposal(Action(), text, None, _at_rest(notes))
     why = unrest(history)
     if why is not None:
-        return _change(FACTOR_MIN, f"{why}: a lower learning rate", _at_rest(notes))
+        return _lower(factor, why, history, notes)
     if "good" in notes:
         return _go_on(factor, history, notes)
     wait = max(_wait_after_setback(history), int(notes.get("until", 0)) - history.decisions)
     if wait > 0:
         until = history.decisions + wait
-        return Proposal(Action(), f"calm; no higher rate before decision {until}", None, notes)
-    if factor < 1 / _CLOSE:
-        return _back_up(factor, history, notes)
+        return Proposal(Action(), f"calm; no other rate before decision {until}", None, notes)
+    home = min(notes.get("home", 1.0), _highest(notes))
+    if factor < home / _CLOSE:
+        return _back_up(factor, home, notes)
     return _start(factor, history, notes)
 
 
+def _highest(notes: Mapping[str, float]) -> float:
+    """Largest factor that is far enough from the ceiling."""
+    return notes.get("ceiling", math.inf) / CLEARANCE
+
+
+def _lower(factor: float, why: str, history: History, notes: dict[str, float]) -> Proposal:
+    """What to do while the loss is not calm."""
+    # The user's own rate is doubted only when the loss was not calm more than once.
+    if factor > _CLOSE or (history.setbacks > 1 and unstable(history)):
+        notes["ceiling"] = min(notes.get("ceiling", math.inf), factor)
+    if factor <= notes.get("good", math.inf) * _CLOSE:
+        return _change(FACTOR_MIN, f"{why}: a lower learning rate", _at_rest(notes))
+    if notes.get("back"):
+        return _return(factor, notes, f"{why}: a lower learning rate")
+    return _take_back(factor, history, notes, why)
+
+
 def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal:
-    points = [point for point in history.losses if point[0] > history.lr_changed_at]
-    earlier, later = signals(points[: len(points) // 2]), signals(points[len(points) // 2 :])
-    seen = signals(points)
-    if seen is None or earlier is None or later is None:
+    seen, speed = signals(history.losses), speed_of(notes)
+    clear = speed.value > CLEAR * speed.error
+    if seen is None or speed.intervals < (FEWEST if clear else LONGEST):
         return Proposal(Action(), "too few losses since the last change to judge by", None, notes)
-    reason = _why_not(seen, history)
+    unmoved = seen.level > UNMOVED * (history.loss_first or 0.0) and not clear
+    reason = _why_not(seen, clear, history)
+    if reason is None and unmoved and history.decisions < PATIENCE:
+        reason = "the loss has not begun to fall"
     if reason is not None:
         return Proposal(Action(), f"calm; {reason}", None, notes)
-    notes |= {"good": factor, "last": factor, "since": history.samples or 0.0}
-    if seen.trend < -CLEAR:
-        before, speed = _speed(earlier, history), _speed(later, history)
-        notes |= {"size": TRIAL, "speed": speed, "expected": _expected(before, speed)}
-        return _change(FACTOR_MAX, "calm: trying a higher learning rate", notes)
-    notes |= {"size": FLAT_TRIAL, "speed": 0.0, "expected": 0.0}
-    return _change(FACTOR_MAX, "the loss does not fall: trying a higher learning rate", notes)
+    size = FLAT_TRIAL if unmoved else TRIAL
+    near = factor * size > _highest(notes)
+    # Lower first: it does no harm to what has not learnt.
+    down = near or (notes.get("down", float(unmoved)) and (unmoved or factor > _CLOSE))
+    if near and factor * NEAR < _highest(notes):
+        return Proposal(Action(), "calm below a rate at which the loss was not", None, notes)
+    notes |= {"good": factor, "last": factor, "size": 1 / size if down else size}
+    notes |= {"expected": max(speed.value, 0.0), "error": speed.error}
+    told = "calm" if clear else "the loss does not fall"
+    text = f"{told}: trying a {'lower' if down else 'higher'} learning rate"
+    return _change(FACTOR_MIN if down else FACTOR_MAX, text, notes)
 
 
-def _why_not(seen: Signals, history: History) -> str | None:
+def _why_not(seen: Signals, clear: bool, history: History) -> str | None:
     """Why no trial begins although the training is calm, if so."""
-    first = history.loss_first or 0.0
-    if seen.level < LITTLE_LEFT * first:
+    if seen.level < LITTLE_LEFT * (history.loss_first or 0.0):
         return "little of the loss is left"
-    if seen.trend > -CLEAR:
-        newest = [loss for _, loss in history.losses[-_NEWEST:]]
-        if seen.level > UNMOVED * first:
-            return "the loss has not begun to fall"
-        if max(newest) - min(newest) > RESTLESS * (history.spread_usual or math.inf):
-            return "the loss varies more than usual"
-    if history.progress is not None and history.progress > LATE:
+    newest = [loss for _, loss in history.losses[-_NEWEST:]]
+    varies = max(newest) - min(newest) > RESTLESS * (history.spread_usual or math.inf)
+    if not clear and varies:
+        return "the loss varies more than usual"
+    if history.progress and history.decisions * (1 / history.progress - 1) < TIME_TO_TRY:
         return "the run is near its end"
-    if _opposed(history):
-        return "the learning rate fits: consecutive gradients are opposed"
     return None
-
-
-def _expected(before: float, speed: float) -> float:
-    """Speed in the next window, after those of the last two."""
-    speed = max(speed, 0.0)
-    return speed * min(1.0, speed / before) if before > 0 else speed
 
 
 def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal:
     """The next decision of a trial."""
-    good = notes["good"]
+    good, size = notes["good"], notes["size"]
     if notes.get("back"):
         return _return(factor, notes, "going back to the learning rate before the trial")
-    if _opposed(history):
-        return _take_back(factor, history, notes, "consecutive gradients are opposed")
-    top = good * notes["size"]
-    stuck = factor == notes["last"] and factor < top / _CLOSE
+    left = good * size / factor  # factor that is left to go
+    there = left < _CLOSE if size > 1 else left > 1 / _CLOSE
+    stuck = factor == notes["last"] and not there
     if stuck and history.action.lr_factor == 1 and notes.get("asked"):
-        return _take_back(factor, history, notes, "it cannot go higher")
+        return _take_back(factor, history, notes, "it cannot go further")
     notes["last"] = factor
-    if factor < top / FACTOR_MAX**2 * _CLOSE:
-        notes["since"] = history.samples or 0.0
-    if factor < top / _CLOSE:
-        step = min(FACTOR_MAX, top / factor)
-        return _change(step, "trying a higher learning rate", notes | {"asked": 1.0})
-    seen = _since(history, notes["since"])
-    if seen is None:
-        return Proposal(Action(), "waiting for what the higher learning rate does", None, notes)
-    speed, expected = _speed(seen, history), notes["expected"]
-    told = f"the loss falls with power {speed:.2f} of the samples, expected {expected:.2f}"
-    if seen.trend > -PAYING:
+    if not there:
+        step = min(max(left, FACTOR_MIN), FACTOR_MAX)
+        text = f"trying a {'higher' if size > 1 else 'lower'} learning rate"
+        return _change(step, text, notes | {"asked": 1.0})
+    speed = speed_of(notes)
+    more = speed.value - notes["expected"] * (1 if size > 1 else LOWER_PAYS)
+    unsure = math.hypot(speed.error, notes["error"])
+    if speed.intervals < FEWEST or (abs(more) < unsure and speed.intervals < LONGEST):
+        return Proposal(Action(), "waiting for what the other learning rate does", None, notes)
+    told = (
+        f"the loss falls with power {speed.value:.2f} of the samples,"
+        f" {notes['expected']:.2f} before"
+    )
+    sure = speed.value > SURE * speed.error
+    if not sure:
         told += ", and not clearly"
-    if speed < expected or seen.trend > -PAYING:
+    if more < 0 or not sure:
         return _take_back(factor, history, notes, told)
-    notes |= {"good": factor, "expected": _expected(notes["speed"], speed), "speed": speed}
-    notes |= {"size": TRIAL}
-    if _why_not(seen, history) is not None:
-        return Proposal(Action(), f"the higher learning rate pays ({told})", None, _at_rest(notes))
-    return _change(FACTOR_MAX, f"the higher learning rate pays ({told})", notes)
+    text = f"the {'higher' if size > 1 else 'lower'} learning rate pays ({told})"
+    notes |= {"good": factor, "home": factor, "down": float(size < 1)}
+    notes |= {"expected": speed.value, "error": speed.error}
+    notes["size"] = TRIAL if size > 1 else 1 / TRIAL
+    seen = signals(history.losses)
+    why_not = seen is None or _why_not(seen, True, history) is not None
+    if why_not or factor * notes["size"] > _highest(notes):
+        return Proposal(Action(), text, None, _at_rest(notes))
+    return _change(FACTOR_MAX if size > 1 else FACTOR_MIN, text, notes)
 
 
 def _take_back(factor: float, history: History, notes: dict[str, float], why: str) -> Proposal:
     failed = notes.get("failed", 0) + 1
     wait = min(FIRST_WAIT * 2**failed, LONGEST_WAIT)
     notes |= {"back": 1.0, "failed": failed, "until": history.decisions + wait}
-    return _return(factor, notes, f"the higher learning rate does not pay ({why}): taken back")
+    notes["down"] = float(notes["size"] > 1)
+    which = "higher" if notes["size"] > 1 else "lower"
+    return _return(factor, notes, f"the {which} learning rate does not pay ({why}): taken back")
 
 
 def _return(factor: float, notes: dict[str, float], why: str) -> Proposal:
-    good = notes["good"]
-    if factor <= good * _CLOSE:
+    left = min(notes["good"], _highest(notes)) / factor
+    if 1 / _CLOSE <= left <= _CLOSE:
         return Proposal(Action(), "calm at the learning rate before", None, _at_rest(notes))
-    return _change(max(FACTOR_MIN, good / factor), why, notes)
+    return _change(min(max(left, FACTOR_MIN), FACTOR_MAX), why, notes)
 
 
-def _back_up(factor: float, history: History, notes: dict[str, float]) -> Proposal:
-    if _opposed(history):
-        return Proposal(Action(), "calm at the lowered learning rate", None, notes)
-    step = min(FACTOR_MAX, 1 / factor)
+def _back_up(factor: float, home: float, notes: dict[str, float]) -> Proposal:
+    step = min(FACTOR_MAX, home / factor)
     return _change(step, "calm: the learning rate goes back up", notes)
 
 
@@ -200,23 +236,7 @@ def _change(step: float, why: str, notes: Mapping[str, float]) -> Proposal:
 
 
 def _at_rest(notes: Mapping[str, float]) -> dict[str, float]:
-    return {name: notes[name] for name in ("failed", "until") if name in notes}
-
-
-def _since(history: History, samples: float) -> Signals | None:
-    """Statistics of the losses after so many samples; None for too few."""
-    return signals([point for point in history.losses if point[0] > samples])
-
-
-def _speed(seen: Signals, history: History) -> float:
-    """The power of the samples seen with which the loss falls."""
-    return -seen.slope * (history.samples or 0.0) / max(abs(seen.level), 1e-12)
-
-
-def _opposed(history: History) -> bool:
-    """Whether gradients say that the steps overshoot; a loss that falls knows better."""
-    seen = signals(history.losses)
-    return alignment(history.gradients)[1] < -SURE and not (seen is not None and seen.falls)
+    return {name: note for name, note in notes.items() if name in _KEPT or "." in name}
 
 
 def _wait_after_setback(history: History) -> int:

@@ -36,16 +36,20 @@ def unrest(history: History) -> str | None:
     One bad batch is never a reason: medians do not see it, and one loss that is not finite is
     what a gradient scaler produces every now and then.
     """
+    seen = signals(history.losses)
+    return unstable(history) or (None if seen is None else _overshoots(seen, history))
+
+
+def unstable(history: History) -> str | None:
+    """Why the loss itself is not calm, in words; None while it is."""
     bad = sum(history.nonfinite)
     if bad >= BAD_LOSSES:
         return f"{bad} losses were not finite"
     seen = signals(history.losses)
     if seen is None or history.loss_first is None:
         return None
-    return (
-        _oscillates(seen, history.loss_first, history)
-        or _climbs(seen, history.loss_first, history)
-        or _overshoots(seen, history)
+    return _oscillates(seen, history.loss_first, history) or _climbs(
+        seen, history.loss_first, history
     )
 
 

@@ -17,6 +17,7 @@ from mlflow_rlsched.simulator.models import Floats, Throughput
 from mlflow_rlsched.simulator.parameters import (
     CURVE,
     HORIZON,
+    REPORTS,
     Effects,
     Parameters,
     Range,
@@ -133,6 +134,7 @@ class _Draw:
             base_batch=base,
             gpus_start=gpus,
             steps=length / step_s * worth,
+            planned=length / step_s * initial * self.spread(ranges.plan),
             noise_scale=noise,
             grad_sqr=log_sqr - log_sqr[:, :1],
             horizon_s=HORIZON * length,
@@ -143,19 +145,28 @@ class _Draw:
         )
 
     def _learning(self) -> dict[str, Any]:
-        ranges, on = self.ranges, self.effects.learning_rate
+        ranges, on, random = self.ranges, self.effects.learning_rate, self.random
         nothing = np.zeros(self.runs)
+        edge = np.where(
+            random.random(self.runs) < 0.5,
+            self.spread(ranges.lr_edge),
+            self.spread(ranges.lr_soft),
+        )
+        explodes = random.random(self.runs) < 0.2
         return {
             "loss_floor": self.uniform(0.0, 0.5),
-            "loss_knee": self.spread((0.002, 0.1)),
-            "loss_power": self.spread((0.2, 1.5)),
-            "loss_noise": self.spread((0.005, 0.15)),
+            "loss_knee": self.spread((0.01, 0.5)),
+            "loss_delay": self.spread((1.0, 8.0)),
+            "loss_power": self.spread((0.1, 0.6)),
+            "loss_noise": self.spread((0.01, 0.12)),
+            "loss_excess": self.spread((0.01, 0.3)) if on else nothing,
+            "loss_top": np.where(explodes, np.inf, self.uniform(0.95, 1.6)),
             "lr_optimum": self.spread(ranges.lr_optimum),
             "lr_drift": self.uniform(0.0, 0.3),
-            "lr_cost_below": self.spread(ranges.lr_cost_below) if on else nothing,
-            "lr_cost_above": self.spread(ranges.lr_cost_above) if on else nothing,
-            "lr_diverges": self.spread(ranges.lr_diverges) if on else np.full(self.runs, 1e9),
-            "oscillation": self.spread((0.5, 4.0)) if on else nothing,
+            "lr_fall_below": self.spread(ranges.lr_fall_below) if on else nothing,
+            "lr_fall_above": self.spread(ranges.lr_fall_above) if on else nothing,
+            "lr_diverges": edge if on else np.full(self.runs, 1e9),
+            "reports": random.choice([1.0, 2, REPORTS], self.runs),
         }
 
     def _memory(self, local_batch: Floats) -> dict[str, Any]:

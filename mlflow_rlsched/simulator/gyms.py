@@ -227,12 +227,13 @@ def _first(states: Floats) -> Observation:
 def _info(environment: RunEnvironment, run: int) -> Info:
     seen, setting = environment.seen, environment.runs.settings.of(run)
     energy = seen.power[run] * seen.settings.gpus[run] * seen.duration[run]
+    read = {"energy_j": float(energy)} if np.isfinite(energy) else {}
     return {
         "elapsed_s": float(environment.runs.elapsed[run]),
         "progress": float(environment.runs.progress[run]),
         "gpus": setting.gpus,
         "batch_size": setting.batch_size,
         "lr_scale": setting.lr_scale,
-        "energy_j": float(energy),
         "ending": ENDINGS[seen.ending[run]],
+        **read,
     }

@@ -117,6 +117,7 @@ class Histories:
         self.signals = trends(self.loss_samples, self.losses)
         self.unrest = self._unrest()
         self._calm()
+        self.unrest = self._unrest()  # what is usual may have changed
         self._fix_scales(seen, bounds)
 
     def _rates(self, seen: Measured) -> None:

@@ -19,6 +19,9 @@ from mlflow_rlsched.simulator.windows import Flags
 CURVE = 33
 """Points of a curve over the progress, equally spaced from 0 to 1."""
 
+REPORTS = 4
+"""Most reports of an interval that are looked at."""
+
 HORIZON = 5.0
 """Running time to which a run is followed, over its length at its initial setting."""
 
@@ -68,9 +71,10 @@ class Ranges:
         batch_start: Initial batch over the base batch.
         gpus_max: Most devices allowed.
         lr_optimum: Best learning rate over the user's, at the initial batch.
-        lr_cost_below: c of exp(-c ln^2) below the optimum.
-        lr_cost_above: The same above it.
-        lr_diverges: Learning rate that diverges, over the optimum.
+        lr_fall_below: p of 1 / cosh(p ln(rate / best)) below the best rate.
+        lr_fall_above: The same above it.
+        lr_edge: Rate over the best that diverges, of half of the runs.
+        lr_soft: The same of the others.
         memory_use: Memory that the initial batch takes, as part of the device (uniform).
         memory_fixed: Part of that which does not grow with the batch (uniform).
         restart_s: Time that a restart takes, seconds.
@@ -78,6 +82,8 @@ class Ranges:
         unread: Part of single readings and reports that are missing, where some are.
         failures: Rate of failures of a device where there are any, 1/s.
         price: Price of a device-second.
+        plan: Samples that the user plans for, over those that the target takes at the initial
+            batch and the best rate.
     """
 
     length_s: Range = (300.0, 30_000.0)
@@ -88,10 +94,11 @@ class Ranges:
     batch_headroom: Range = (8.0, 64.0)
     batch_start: Range = (1.0, 4.0)
     gpus_max: Range = (1.0, 16.0)
-    lr_optimum: Range = (0.1, 10.0)
-    lr_cost_below: Range = (0.15, 0.6)
-    lr_cost_above: Range = (0.3, 1.5)
-    lr_diverges: Range = (3.0, 12.0)
+    lr_optimum: Range = (0.05, 20.0)
+    lr_fall_below: Range = (0.65, 1.0)
+    lr_fall_above: Range = (0.6, 1.6)
+    lr_edge: Range = (1.6, 3.2)
+    lr_soft: Range = (3.2, 9.0)
     memory_use: Range = (0.1, 0.6)
     memory_fixed: Range = (0.2, 0.8)
     restart_s: Range = (5.0, 90.0)
@@ -99,6 +106,7 @@ class Ranges:
     unread: Range = (0.01, 0.2)
     failures: Range = (1e-6, 1e-4)
     price: Range = (0.3, 3.0)
+    plan: Range = (1.0, 3.0)
 
 
 @dataclass
@@ -111,22 +119,32 @@ class Parameters:
         base_batch: Batch at which a step is worth one, samples.
         gpus_start: Initial devices.
         steps: Length of the training, steps at the base batch and the best rate.
+        planned: Samples after which the training says that it is done by its plan; it goes on to
+            its target, and its progress says nothing of how near that is.
         noise_scale: Gradient noise scale over the progress, runs x ``CURVE``, log10 samples
             (McCandlish et al. 2018).
         grad_sqr: Squared norm of the gradient over the progress, runs x ``CURVE``, natural log.
         loss_floor: Loss that cannot be got below, over the first loss.
-        loss_knee: Progress from which the loss falls by its power law (Hestness et al. 2017).
+        loss_knee: Progress at which the loss begins to fall by its power law, with loss_delay
+            as its sharpness: floor + (1 - floor) (1 + (progress / knee)^delay)^-power, a plateau
+            and then a power (Hestness et al. 2017; the plateau measured, ``benchmarks.axes``).
+        loss_delay: That sharpness.
         loss_power: That power.
-        loss_noise: Relative standard deviation of a reported loss.
+        loss_noise: Relative standard deviation of a reported loss, a mean over many steps.
+        loss_excess: Part by which the loss is larger at the best rate than at none, as noise
+            that grows with the rate and follows it within some reports; measured.
+        loss_top: Highest loss over the first one of a training whose rate is too large: most
+            fall back to where they began and stay there; infinite for one whose loss explodes.
         lr_optimum: Best rate at the initial batch over the user's; at others by section 2.2 of
             McCandlish et al. 2018, 1 / (1 + noise scale / batch), its root for Adam.
         lr_drift: Power with which the best rate follows the noise scale's drift in the same way;
             1 by that section, assumed to be less as most users' schedules lower the rate.
-        lr_cost_below: c of progress x exp(-c ln^2(rate / best)) below the best; assumed.
-        lr_cost_above: The same above it; assumed.
-        lr_diverges: Rate over the best from which the loss grows; assumed. At half of it
-            consecutive gradients are neither aligned nor opposed, as on a quadratic.
-        oscillation: Growth of the loss's noise with ln(rate / best) above the best; assumed.
+        lr_fall_below: p of progress / cosh(p ln(rate / best)) below the best: far below it the
+            speed grows with the power p of the rate. Measured (``benchmarks.axes``).
+        lr_fall_above: The same above it; measured.
+        lr_diverges: Rate over the best from which what was learnt is lost; measured: an edge at
+            about twice the best rate, or none up to several times it.
+        reports: Reports in an interval.
         memory_base: Memory without a sample, bytes.
         memory_sample: Memory that a sample takes, bytes.
         memory_total: Memory of a device, bytes.
@@ -156,18 +174,22 @@ class Parameters:
     base_batch: Floats
     gpus_start: Floats
     steps: Floats
+    planned: Floats
     noise_scale: Floats
     grad_sqr: Floats
     loss_floor: Floats
     loss_knee: Floats
+    loss_delay: Floats
     loss_power: Floats
     loss_noise: Floats
+    loss_excess: Floats
+    loss_top: Floats
     lr_optimum: Floats
     lr_drift: Floats
-    lr_cost_below: Floats
-    lr_cost_above: Floats
+    lr_fall_below: Floats
+    lr_fall_above: Floats
     lr_diverges: Floats
-    oscillation: Floats
+    reports: Floats
     memory_base: Floats
     memory_sample: Floats
     memory_total: Floats

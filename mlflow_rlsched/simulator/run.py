@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,15 +21,13 @@ from mlflow_rlsched.simulator.measured import (
     Settings,
 )
 from mlflow_rlsched.simulator.models import Floats
-from mlflow_rlsched.simulator.parameters import Effects, Ranges, along, nodes
+from mlflow_rlsched.simulator.parameters import REPORTS, Effects, Parameters, Ranges, along, nodes
 from mlflow_rlsched.simulator.windows import Flags
-
-REPORTS = 4
-"""Reports an interval."""
 
 LOST = 5.0
 """Logarithm of the loss over what it would be from which it is not finite."""
 
+_STUCK = 3.0  # the same of a training that is back where it began
 _DIRECTIONS = 100.0  # directions over which the gradient's noise spreads: its estimates' error
 _OOM_S = 1.0  # seconds until the first step runs out of memory
 
@@ -86,7 +85,7 @@ class Runs:
         )
         self.progress, self.elapsed, self._samples, self._steps = np.zeros((4, count))
         self.ended, self.waiting = np.zeros((2, count), bool)
-        self._upset, self._restart_left, self._ooms = np.zeros((3, count))
+        self._upset, self._heat, self._restart_left, self._ooms = np.zeros((4, count))
         self._pressure, self._free = np.zeros((2, count))
         self._slow, self._crowded, self._ran_out, self._broken = np.zeros((4, count), bool)
         self._applied = self.settings.copy()
@@ -114,9 +113,28 @@ class Runs:
             settings.lr_factor[runs] = settings.lr_scale[runs] = 1.0
         for values in (self.progress, self.elapsed, self._samples, self._steps, self._upset):
             values[runs] = 0.0
-        self._restart_left[runs] = self._ooms[runs] = 0.0
+        self._heat[runs] = self._restart_left[runs] = self._ooms[runs] = 0.0
         self.ended[runs] = self._ran_out[runs] = self._broken[runs] = False
         self._world(runs)
+
+    def begin_with(self, gpus: Floats) -> None:
+        """Begin with other devices; the length of the training in steps stays."""
+        self.parameters.gpus_start[:] = gpus
+        self.settings.gpus[:] = self._applied.gpus[:] = gpus
+
+    def repeated(self, times: int) -> Runs:
+        """Runs of their own, each of these ``times`` in a row, where these are now."""
+        found: Runs = _repeated(self, len(self.progress), times)
+        return found
+
+    def most_samples(self) -> Floats:
+        """Most samples that a device holds."""
+        p = self.parameters
+        room = p.memory_total - p.memory_base
+        unlimited = np.full(len(room), np.inf)
+        return np.asarray(
+            np.divide(room, p.memory_sample, out=unlimited, where=p.memory_sample > 0)
+        )
 
     def speed(self, settings: Settings) -> Speed:
         """What settings come to now."""
@@ -136,8 +154,8 @@ class Runs:
         room = room * ((1 + usual / batch) / (1 + noise / batch)) ** p.lr_drift
         best = p.lr_optimum * np.where(bounds.sgd, room, np.sqrt(room))
         off = np.log(settings.lr_scale / best)
-        cost = np.where(off < 0, p.lr_cost_below, p.lr_cost_above)
-        worth = (1 + noise / p.base_batch) / (1 + noise / batch) * np.exp(-cost * off * off)
+        fall = np.where(off < 0, p.lr_fall_below, p.lr_fall_above)
+        worth = (1 + noise / p.base_batch) / (1 + noise / batch) / np.cosh(fall * off)
         learnt = np.where(self._upset > 0.1, 0.0, worth)
         return Speed(rate, 1 - rate / computed, use, off, noise, rate / batch * learnt / p.steps)
 
@@ -174,7 +192,7 @@ class Runs:
         self._samples = self._samples + speed.rate * works
         self._steps = self._steps + speed.rate / now.batch * works
         self._restart_left = self._restart_left - dead
-        lost = live & (self._upset > LOST)
+        lost = live & (self._upset > LOST) & np.isinf(p.loss_top)
         stuck = ran_out & (now.batch <= np.maximum(self.bounds.batch_min, now.gpus))
         ending = np.select([done, lost, stuck, ran_out], [DONE, DIVERGED, FAILED, OOM], 0)
         self.ended = self.ended | done | lost | stuck
@@ -227,10 +245,13 @@ class Runs:
         return np.maximum(size, np.maximum(self.bounds.batch_min, self._applied.gpus))
 
     def _diverge(self, off: Floats, part: Floats) -> None:
-        """Let the loss grow above the rate that diverges, and recover below it."""
+        """Let what was learnt be lost above the rate that diverges, and recover below it."""
         beyond = off - np.log(self.parameters.lr_diverges)
-        grown = self._upset + (0.3 + 0.5 * beyond) * part
+        grown = self._upset + (0.5 + 2 * beyond) * part
+        grown = np.where(np.isinf(self.parameters.loss_top), grown, np.minimum(grown, _STUCK))
         self._upset = np.where(beyond > 0, grown, self._upset * np.exp(-0.7 * part))
+        self._heat += (np.exp(np.minimum(off, 1.0)) - self._heat) * -np.expm1(-part)
+        self.progress = self.progress * np.where(self._upset > 0.5, np.exp(-0.3 * part), 1.0)
 
     def _break(self, may: Flags, seconds: Floats, gained: Floats, samples: Floats) -> None:
         """Let devices fail: a run goes back to its last checkpoint and has one device less."""
@@ -259,25 +280,28 @@ class Runs:
         at = np.arange(1, REPORTS + 1) / REPORTS
         noise, rough, slip, share = random.standard_normal((4, *shape))
         told = (works > 0)[:, None] & (random.random(shape) >= p.unread[:, None])
+        told &= at > 1 - (p.reports[:, None] - 0.5) / REPORTS
         progress = np.minimum(self.progress[:, None] + gained[:, None] * at, 1.0)
-        falls = (1 + progress / p.loss_knee[:, None]) ** -p.loss_power[:, None]
+        begun = (progress / p.loss_knee[:, None]) ** p.loss_delay[:, None]
+        falls = (1 + begun) ** -p.loss_power[:, None]
         level = p.loss_floor[:, None] + (1 - p.loss_floor[:, None]) * falls
-        spread = p.loss_noise * np.sqrt(self.bounds.batch_initial / now.batch)
-        spread = np.minimum(spread * (1 + p.oscillation * np.maximum(speed.off, 0)), 1.0)
-        bad = (self._upset > LOST)[:, None] & told
-        loss = level * np.exp(np.minimum(self._upset, LOST)[:, None] + spread[:, None] * noise)
+        level = level * (1 + p.loss_excess * self._heat)[:, None]
+        upset = level * np.exp(np.minimum(self._upset, LOST))[:, None]
+        level = np.where(
+            upset > level, np.maximum(np.minimum(upset, p.loss_top[:, None]), level), level
+        )
+        bad = (self._upset > LOST)[:, None] & np.isinf(p.loss_top)[:, None] & told
+        loss = level * np.exp(p.loss_noise[:, None] * noise)
         sqr = np.exp(along(p.grad_sqr, self.progress))
         var = speed.noise_scale * sqr
         each = var / now.batch  # of the gradient of a batch
-        bent = np.clip(1 - 2 * np.exp(speed.off) / p.lr_diverges, -1, 1)
         error = (each + np.sqrt(sqr * each)) / np.sqrt(_DIRECTIONS)
         gradients = told & p.has_gradients[:, None]
+        samples = self._samples[:, None] + (speed.rate * works)[:, None] * at
         need = p.memory_base + p.memory_sample * now.batch / now.gpus
         return {
             "time": np.where(told, (self.elapsed + dead)[:, None] + works[:, None] * at, np.nan),
-            "samples": np.where(
-                told, self._samples[:, None] + (speed.rate * works)[:, None] * at, np.nan
-            ),
+            "samples": np.where(told, samples, np.nan),
             "step": np.where(
                 told,
                 self._steps[:, None] + (speed.rate / now.batch * works)[:, None] * at,
@@ -285,11 +309,15 @@ class Runs:
             ),
             "loss": np.where(told & ~bad, loss, np.nan),
             "loss_bad": bad,
-            "grad_sqr": np.where(gradients, (sqr * bent)[:, None] + error[:, None] * slip, np.nan),
+            "grad_sqr": np.where(gradients, sqr[:, None] + error[:, None] * slip, np.nan),
             "grad_var": np.where(gradients, var[:, None] * np.exp(0.2 * rough), np.nan),
             "grad_norm": np.where(gradients, np.sqrt(sqr + each)[:, None], np.nan),
             "memory_bytes": np.where(gradients, need[:, None], np.nan),
-            "progress": np.where(told & p.has_progress[:, None], progress, np.nan),
+            "progress": np.where(
+                told & p.has_progress[:, None],
+                np.minimum(samples / p.planned[:, None], 1.0),
+                np.nan,
+            ),
             "input_wait": np.where(
                 told, speed.input_wait[:, None] * np.exp(p.reading_noise[:, None] * share), np.nan
             ),
@@ -316,3 +344,15 @@ class Runs:
             "network_rate": sent * third,
         }
         return {name: np.where(read, values, np.nan) for name, values in readings.items()}
+
+
+def _repeated(value: Any, count: int, times: int) -> Any:
+    """A copy of what holds arrays with a value a run, each value ``times`` in a row."""
+    if isinstance(value, np.ndarray) and value.shape[:1] == (count,):
+        return np.repeat(value, times, axis=0)
+    if isinstance(value, Runs | Parameters | Bounds | Settings):
+        found = copy(value)
+        for name, part in vars(value).items():
+            setattr(found, name, _repeated(part, count, times))
+        return found
+    return deepcopy(value)

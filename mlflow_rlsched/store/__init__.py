@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_rlsched.store.interface import Store, StoreError, StoreGone
+from mlflow_rlsched.store.interface import LEARNING_PRIORITY, Store, StoreError, StoreGone
 from mlflow_rlsched.store.records import (
     AgentRecord,
     Attempt,
@@ -17,6 +17,7 @@ from mlflow_rlsched.store.records import (
 )
 
 __all__ = [
+    "LEARNING_PRIORITY",
     "AgentRecord",
     "Attempt",
     "DeviceShare",

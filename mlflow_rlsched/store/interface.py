@@ -5,6 +5,7 @@ is one transaction: it happens wholly or not at all, and repeating it after a cr
 nothing more. Life of a task, and who calls what::
 
     backend   submit            -> queued
+    backend   submit_learning   -> queued            (the one task that learns)
     agent     claim             queued  -> running   (a new attempt, its leases)
     agent     end_attempt       running -> queued    (retry, requeue: not before a time)
                                 running -> finished | failed | killed
@@ -37,6 +38,13 @@ from mlflow_rlsched.store.records import (
     Transition,
 )
 
+KEPT_TRANSITIONS = 20_000
+"""Transitions that a store keeps, the newest: a hundred runs or so."""
+
+
+LEARNING_PRIORITY = -1_000_001
+"""Priority of the task that learns: below any that a person can give."""
+
 
 class StoreError(Exception):
     """The store cannot be used; the text says why and what to do."""
@@ -56,6 +64,22 @@ class Store(ABC):
         One that is there already is returned unchanged while it is not final. A final one (a
         run that is resumed) takes the new specification, priority and age and is queued again,
         with fresh budgets as after ``retry``; its attempt numbers go on.
+        """
+
+    @abstractmethod
+    def submit_learning(self, spec: TaskSpec, now: float, fewest: int) -> Task | None:
+        """Add a queued task that learns from the transitions, if it is time for one.
+
+        Returns:
+            The task, or None (and no change) when ``is_time_to_learn`` is False.
+        """
+
+    @abstractmethod
+    def is_time_to_learn(self, fewest: int) -> bool:
+        """Whether no task that learns is unfinished, and enough has come in since the last one.
+
+        Args:
+            fewest: Learnable transitions that are enough.
         """
 
     @abstractmethod
@@ -169,7 +193,10 @@ class Store(ABC):
 
     @abstractmethod
     def add_transitions(self, transitions: Sequence[Transition]) -> None:
-        """Keep transitions; one that is there already is left as it is."""
+        """Keep transitions; one that is there already is left as it is.
+
+        Beyond ``KEPT_TRANSITIONS`` the oldest go.
+        """
 
     @abstractmethod
     def transitions(

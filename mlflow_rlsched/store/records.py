@@ -235,11 +235,13 @@ class Transition:
     Attributes:
         run_id: The run.
         decision: Number of the decision within the run; unique with ``run_id``.
-        data: JSON object: state, action, raw reward terms, next state, and so on.
+        data: JSON object (``learning.experience``).
         key: Whether it is a key transition (OOM, restart, divergence, large reward change).
+        learnable: Whether it has all that a learner needs.
     """
 
     run_id: str
     decision: int
     data: Mapping[str, Any] = field(default_factory=dict)
     key: bool = False
+    learnable: bool = False

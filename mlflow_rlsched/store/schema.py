@@ -88,7 +88,15 @@ VERSION_1 = (
     )""",
 )
 
-MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1,)
+VERSION_2 = (
+    "ALTER TABLE transitions ADD COLUMN learnable BOOLEAN NOT NULL DEFAULT FALSE",
+    """CREATE TABLE learning (
+        run_id TEXT PRIMARY KEY REFERENCES tasks,
+        serial BIGINT NOT NULL
+    )""",
+)
+
+MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1, VERSION_2)
 
 # The first columns are the fields of ``Task`` after ``spec``, in their order.
 TASKS = table(
@@ -159,8 +167,12 @@ TRANSITIONS = table(
     column("decision"),
     column("data"),
     column("key", Boolean),
+    column("learnable", Boolean),
 )
-TABLES = (TASKS, ATTEMPTS, LEASES, AGENTS, QUARANTINE, TRANSITIONS)
+LEARNING = table("learning", column("run_id"), column("serial"))
+"""Tasks that learn, each with the last transition that was there when it was added."""
+
+TABLES = (TASKS, ATTEMPTS, LEASES, AGENTS, QUARANTINE, TRANSITIONS, LEARNING)
 
 _VERSION = table("rlsched_schema", column("version"))
 

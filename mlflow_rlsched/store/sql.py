@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from mlflow_rlsched.store import schema
-from mlflow_rlsched.store.interface import Store
+from mlflow_rlsched.store.interface import LEARNING_PRIORITY, Store
 from mlflow_rlsched.store.records import (
     AgentRecord,
     Attempt,
@@ -48,8 +48,16 @@ from mlflow_rlsched.store.rows import (
     task_row,
     to_text,
 )
-from mlflow_rlsched.store.schema import AGENTS, ATTEMPTS, LEASES, QUARANTINE, TASKS, TRANSITIONS
+from mlflow_rlsched.store.schema import (
+    AGENTS,
+    ATTEMPTS,
+    LEARNING,
+    LEASES,
+    QUARANTINE,
+    TASKS,
+)
 from mlflow_rlsched.store.sqlite import SqliteDatabase
+from mlflow_rlsched.store.transitions import add, find, is_time_to_learn, last
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,6 +119,24 @@ class SqlStore(Store):
 
     @_writes
     def submit(self, connection: Connection, spec: TaskSpec, priority: int, now: float) -> Task:
+        return self._submit(connection, spec, priority, now)
+
+    @_writes
+    def submit_learning(
+        self, connection: Connection, spec: TaskSpec, now: float, fewest: int
+    ) -> Task | None:
+        if not is_time_to_learn(connection, fewest):
+            return None
+        task = self._submit(connection, spec, LEARNING_PRIORITY, now)
+        row = {"run_id": spec.run_id, "serial": last(connection)}
+        put(connection, LEARNING, ("run_id",), row)
+        return task
+
+    @_reads
+    def is_time_to_learn(self, connection: Connection, fewest: int) -> bool:
+        return is_time_to_learn(connection, fewest)
+
+    def _submit(self, connection: Connection, spec: TaskSpec, priority: int, now: float) -> Task:
         before = self._read.one(connection, spec.run_id)
         if before is not None and not before.state.final:
             return before
@@ -377,13 +403,7 @@ class SqlStore(Store):
 
     @_writes
     def add_transitions(self, connection: Connection, transitions: Sequence[Transition]) -> None:
-        serial = connection.scalar(select(func.max(TRANSITIONS.c.serial))) or 0
-        for item in transitions:
-            same = (TRANSITIONS.c.run_id == item.run_id, TRANSITIONS.c.decision == item.decision)
-            if connection.scalar(select(TRANSITIONS.c.serial).where(*same)) is None:
-                serial += 1
-                row = vars(item) | {"serial": serial, "data": to_text(dict(item.data))}
-                connection.execute(insert(TRANSITIONS).values(row))
+        add(connection, transitions)
 
     @_reads
     def transitions(
@@ -393,10 +413,4 @@ class SqlStore(Store):
         after: int = 0,
         limit: int | None = None,
     ) -> list[tuple[int, Transition]]:
-        statement = select(TRANSITIONS).where(TRANSITIONS.c.serial > after)
-        if run_id is not None:
-            statement = statement.where(TRANSITIONS.c.run_id == run_id)
-        return [
-            (row.serial, Transition(row.run_id, row.decision, json.loads(row.data), row.key))
-            for row in connection.execute(statement.order_by(TRANSITIONS.c.serial).limit(limit))
-        ]
+        return find(connection, run_id, after, limit)

@@ -8,13 +8,16 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from mlflow.entities import Run
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.daemon import home, submissions_dir
 from mlflow_rlsched.filelock import FileLock
+from mlflow_rlsched.store import TaskSpec
 
 # fmt: off
 RECORDED_VARIABLES = frozenset(
@@ -130,7 +133,25 @@ def run_directory(run_id: str) -> Path:
     return home() / "runs" / run_id
 
 
-def settle(folder: Path, run_dir: Path) -> None:
+def settled(run: Run, spec: TaskSpec, announcement: Announcement) -> TaskSpec:
+    """Give the run its directory; its specification."""
+    run_id = run.info.run_id
+    run_dir = run_directory(run_id)
+    _settle(announcement.folder, run_dir)
+    work_dir = spec.work_dir
+    if work_dir.startswith(f"{announcement.folder}{os.sep}"):
+        work_dir = str(run_dir / os.path.relpath(work_dir, announcement.folder))
+    return replace(
+        spec,
+        run_id=run_id,
+        experiment_id=run.info.experiment_id,
+        run_dir=str(run_dir),
+        work_dir=work_dir,
+        label=run.info.run_name or run_id[:8],
+    )
+
+
+def _settle(folder: Path, run_dir: Path) -> None:
     """Move what was prepared into the run directory, which a resumed run has already."""
     run_dir.parent.mkdir(mode=0o700, exist_ok=True)
     run_dir.mkdir(mode=0o700, exist_ok=True)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-
-from mlflow.entities import Run
 
 from mlflow_rlsched.config import RunConfig, find_knobs, resolve
 from mlflow_rlsched.daemon import AgentFiles, user_name
-from mlflow_rlsched.store import Store, Task, TaskSpec, open_store
+from mlflow_rlsched.store import Task, TaskSpec, open_store
 from mlflow_rlsched.submission import tracking
 from mlflow_rlsched.submission.demands import check_devices, device_limit, parent_run
 from mlflow_rlsched.submission.directory import (
@@ -23,8 +19,10 @@ from mlflow_rlsched.submission.directory import (
     announced,
     prepare,
     run_directory,
-    settle,
+    settled,
 )
+from mlflow_rlsched.submission.learning import start_if_due
+from mlflow_rlsched.submission.policies import find_policy
 from mlflow_rlsched.submission.project import Project, fetch
 from mlflow_rlsched.submission.request import Parameters, Request, command
 
@@ -64,7 +62,8 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
                 else:
                     run = client.create_run(request.experiment_id, None, tags, request.run_name)
                     tracking.begin(client, run.info.run_id, spec.recorded_params)
-                task = _queue(store, run, spec, announcement)
+                spec = settled(run, spec, announcement)
+                task = store.submit(spec, config.priority, time.time())
             except BaseException as error:
                 with contextlib.suppress(Exception):  # or else the next agent does it
                     made = tracking.give_up(
@@ -75,6 +74,7 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
                         shutil.rmtree(run_directory(run_id), ignore_errors=True)
                 raise
             announcement.pending = False
+            start_if_due(store, config, uri)
             return task, config
         finally:
             store.close()
@@ -92,6 +92,7 @@ def _checked(
     parent, limit = parent_run(config), device_limit()
     if parent is None or parent.shared_dir is None:
         check_devices(config, limit)
+    config = find_policy(config, uri, request.experiment_id)
     recorded = parameters.recorded(config)
     tracking.check_params(recorded)
     docker_auth = request.backend_config.get("docker_auth")
@@ -119,22 +120,3 @@ def _checked(
         label="",
     )
     return spec, config, tracking.tags_of(request, config, source, parent, announcement.id)
-
-
-def _queue(store: Store, run: Run, spec: TaskSpec, announcement: Announcement) -> Task:
-    """Give the run its directory and its task."""
-    run_id = run.info.run_id
-    run_dir = run_directory(run_id)
-    settle(announcement.folder, run_dir)
-    work_dir = spec.work_dir
-    if work_dir.startswith(f"{announcement.folder}{os.sep}"):
-        work_dir = str(run_dir / os.path.relpath(work_dir, announcement.folder))
-    spec = replace(
-        spec,
-        run_id=run_id,
-        experiment_id=run.info.experiment_id,
-        run_dir=str(run_dir),
-        work_dir=work_dir,
-        label=run.info.run_name or run_id[:8],
-    )
-    return store.submit(spec, spec.config["priority"], time.time())

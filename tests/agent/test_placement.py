@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_rlsched.agent.placement import Grant, plan
+from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
 from mlflow_rlsched.config import RunConfig, resolve
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import State, Task
+from mlflow_rlsched.store import LEARNING_PRIORITY, State, Task
 from tests.task_specs import make_spec
 
 GPUS = [Device(f"GPU-{i}", "nvidia", i, "H100 80GB", 80_000_000_000) for i in range(4)]
@@ -93,3 +93,23 @@ def test_no_device_is_granted_beyond_what_is_free(
             assert amount == round(100 * fraction)
             left[device] -= amount
     assert all(amount >= 0 for amount in left.values())
+
+
+def test_who_learns_makes_way_for_anybody_who_waits_and_presses_nobody() -> None:
+    learns = task("learns", priority=LEARNING_PRIORITY)
+    waits, works = task("waits", priority=-1_000_000), task("works")
+    assert make_way([waits], [], [learns, works]) == [learns]
+    assert make_way([waits], [Grant(waits, ())], [learns, works]) == []
+    assert make_way([learns], [], [learns, works]) == []
+    assert make_way([], [], [learns]) == []
+
+    def config(waiting: Task) -> RunConfig:
+        return RunConfig.model_validate(waiting.spec.config)
+
+    assert pressure([waits, works, learns], config, 4) == 0.5
+    assert pressure([], config, 0) == 0
+
+
+def test_nobody_ranks_below_a_task_that_learns() -> None:
+    lowest = RunConfig.model_fields["priority"].metadata[0].ge
+    assert lowest > LEARNING_PRIORITY

@@ -10,10 +10,12 @@ import pytest
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import supervision
+from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.config import find_knobs, resolve
 from mlflow_rlsched.protocol import Exit
 from mlflow_rlsched.store import Ending, State, Task
+from mlflow_rlsched.versions import Versions
 from tests.task_specs import make_spec
 
 
@@ -45,7 +47,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def supervised(folder: Path, ran_before_s: float = 0.0, **settings: Any) -> Supervised:
     task = Task(make_spec("r"), State.RUNNING, 0, 0.0, 1, attempt=1)
     config = find_knobs(resolve(settings, None, {}), {"batch_size": "64", "lr": "0.1"}, {})
-    return Supervised(task, config, folder, [], 2**34, ran_before_s)
+    policies = Policies(Versions(), 1)
+    return Supervised(task, config, folder, [], 2**34, policies, ran_before_s)
 
 
 def say(folder: Path, *lines: Any) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched import protocol
+from mlflow_rlsched import protocol, versions
 from mlflow_rlsched.agent.outbox import OUTBOX, Message, Outbox
 from mlflow_rlsched.cli import common, doctor
 from mlflow_rlsched.daemon import AgentFiles, home, user_name
 from mlflow_rlsched.store import Quarantine, Store
 from tests.cli.conftest import Rlsched, submit
+from tests.policy.trained import trained
 from tests.world import make_tracking_database
 
 
@@ -190,3 +191,26 @@ def test_a_home_on_a_network_file_system(
     assert not found["ok"]
     assert "nfs4" in str(found["text"])
     assert not home().exists()
+
+
+def test_a_trained_policy_is_looked_at_where_it_is_to_decide(
+    rlsched: Rlsched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "SHIPPED", tmp_path / "shipped.safetensors")
+    assert "policy" not in checks(rlsched)
+    monkeypatch.setenv("RLSCHED_POLICY", "ddpg")
+    assert "there is no trained policy yet" in str(checks(rlsched)["policy"]["text"])
+    version = trained(0.9)
+    version.save(tmp_path / "shipped.safetensors")
+    found = checks(rlsched)["policy"]
+    assert (found["ok"], found["text"]) == (True, f"version {version.name} decides")
+    other = trained(1.1)
+    versions.Versions().promote(other)
+    versions.Versions().path(other.name).write_bytes(b"spoilt")
+    found = checks(rlsched)["policy"]
+    assert not found["ok"]
+    assert str(found["text"]).startswith(f"version {version.name} decides, as ")
+    monkeypatch.setenv("RLSCHED_POLICY", str(versions.Versions().path(other.name)))
+    assert "cannot be read as a policy" in str(checks(rlsched)["policy"]["text"])
+    monkeypatch.setenv("RLSCHED_POLICY", str(tmp_path / "shipped.safetensors"))
+    assert checks(rlsched)["policy"]["ok"]

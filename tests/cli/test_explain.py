@@ -10,7 +10,7 @@ import pytest
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.daemon import home
 from mlflow_rlsched.policy.action import Setting
-from mlflow_rlsched.policy.baselines import Rules
+from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
@@ -27,6 +27,7 @@ def decided(store: Store) -> list[dict[str, object]]:
     """A run whose loss is calm at first and then flies off, as the real decider saw it."""
     submit(store, RUN)
     decider = Decider(LIMITS, Rules())
+    decider.others = [Fixed()]
     setting, records = Setting(1, 64), []
     for number in range(1, 6):
         losses = [1.0, 1.1, 0.9, 1.0, 1.05] * 2 if number < 4 else [5.0, 80.0, 9.0, 70.0, 8.0] * 2
@@ -78,6 +79,40 @@ def test_explain_one_in_full(rlsched: Rlsched, decided: list[dict[str, object]])
     assert len(state) == 23
     assert "not known" in state["gpu_utilisation"]
     assert "not known" not in state["loss_oscillation"]
+
+
+def test_explain_shows_what_other_policies_would_have_done(
+    rlsched: Rlsched, decided: list[dict[str, object]]
+) -> None:
+    assert "OTHER POLICY" not in rlsched("explain", RUN, "4").stdout
+    lines = rlsched("explain", RUN, "4", "--alternatives").stdout.splitlines()
+    assert lines[-2].split() == ["OTHER", "POLICY", "VERSION", "WOULD", "HAVE", "DONE", "WHY"]
+    assert lines[-1].split() == ["fixed", "1", "no", "change", "the", "setting", "is", "fixed"]
+
+
+def test_records_from_before_there_were_alternatives(
+    rlsched: Rlsched, decided: list[dict[str, object]]
+) -> None:
+    old = {name: value for name, value in decided[-1].items() if name != "alternatives"}
+    proposal = decided[-1]["proposal"]
+    assert isinstance(proposal, dict)
+    del proposal["doubt"]
+    decision_log.append(home() / "runs" / RUN, old | {"number": 6})
+    assert rlsched("show", RUN).exit_code == 0
+    out = rlsched("explain", RUN, "6", "--alternatives").stdout
+    assert out.endswith("no other policy was asked\n")
+
+
+def test_show_says_where_the_rules_decided_for_another_policy(
+    rlsched: Rlsched, decided: list[dict[str, object]]
+) -> None:
+    assert "in the place of" not in rlsched("show", RUN).stdout
+    proposal = decided[-1]["proposal"]
+    assert isinstance(proposal, dict)
+    told = decided[-1] | {"number": 6, "proposal": proposal | {"doubt": "power is not known"}}
+    decision_log.append(home() / "runs" / RUN, told)
+    said = "the rules decided 1 times in the place of the run's policy, the last time as power is"
+    assert said in rlsched("show", RUN).stdout
 
 
 def test_explain_takes_the_last_change_by_default(

@@ -48,6 +48,7 @@ def test_every_key_of_the_contract_has_its_default(tmp_path: Path) -> None:
         "executor": "local",
         "store": f"sqlite:///{tmp_path}/rlsched-home/rlsched.db",
         "initial_batch_size": None,
+        "policy_file": None,
     }
 
 
@@ -84,7 +85,7 @@ def test_a_configuration_that_names_every_key_is_taken_as_it_is() -> None:
         "store": "sqlite:////data/store.db",
     }
     dumped = accept(written).model_dump(mode="json")
-    assert dumped == {**written, "initial_batch_size": None}
+    assert dumped == {**written, "initial_batch_size": None, "policy_file": None}
 
 
 def test_a_resolved_configuration_survives_json() -> None:
@@ -170,10 +171,11 @@ def test_counts_of_gpus(written: object, initial: int, least: int, most: int) ->
         ({"prices": {3: 1}}, 'prices is {"3": 1}, must be an object like'),
         ({"env": "HOME"}, "env is 'HOME', must be a list of names of variables like [\"WANDB_MO"),
         ({"env": ["A=secret"]}, 'env is ["A=secret"], must be a list of names of variables'),
-        ({"policy": "fixd"}, "policy is 'fixd', must be 'rules' or 'fixed' (did you mean 'f"),
-        ({"policy": 3}, "policy is 3, must be 'rules' or 'fixed'"),
-        ({"policy": "ddpg"}, "policy 'ddpg' is not available in this version; write 'rules'"),
-        ({"policy": "models:/p@champion"}, "policy 'models:/p@champion' is not available in "),
+        ({"policy": "fixd"}, "policy is 'fixd', must be 'ddpg', 'rules', 'goodput', 'fixed', the "),
+        ({"policy": 3}, "policy is 3, must be 'ddpg', 'rules', 'goodput', 'fixed', the path of "),
+        ({"policy": "s3://b/p"}, "policy is 's3://b/p', must be 'ddpg', 'rules', 'goodput', 'fix"),
+        ({"policy": "models:/p"}, "policy is 'models:/p', must be models:/NAME@ALIAS or models"),
+        ({"policy": "models:/p/x"}, "policy is 'models:/p/x', must be models:/NAME@ALIAS or "),
         ({"executor": "ray"}, "executor 'ray' is not available in this version; write 'local'"),
         ({"executor": "rey"}, "executor is 'rey', must be 'local'"),
         ({"launcher": "torchrun"}, "launcher 'torchrun' is not available in this version; write"),
@@ -186,6 +188,19 @@ def test_counts_of_gpus(written: object, initial: int, least: int, most: int) ->
 )
 def test_what_is_wrong_is_said_in_one_line(config: dict[Any, Any], message: str) -> None:
     assert error(config).startswith(f"backend config: {message}")
+
+
+def test_a_policy_has_a_name_a_path_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ("ddpg", "rules", "goodput", "fixed", "models:/p@champion", "models:/p/3"):
+        assert accept({"policy": text}).policy == text
+    for text in ("p.safetensors", "./p.safetensors"):
+        assert accept({"policy": text}).policy == str(tmp_path / "p.safetensors")
+    assert accept({"policy": "~/p"}).policy == "/home/me/p"
+    assert error({"policy": "fixd"}).endswith("VERSION (did you mean 'fixed'?)")
 
 
 def test_of_several_errors_each_has_a_line() -> None:

@@ -103,7 +103,7 @@ def test_variables_hold_json_or_a_plain_string(
         ("RLSCHED_CFG_GPUS", "[" * 100_000, "not valid JSON: "),
         ("RLSCHED_CFG_ENV", "A,B", "env is 'A,B', must be a list of names"),
         ("RLSCHED_CFG_STORE", "redis://me:secret@host", "store on redis is not available in"),
-        ("RLSCHED_POLICY", "goodput", "policy 'goodput' is not available in this version; write"),
+        ("RLSCHED_POLICY", "best", "policy is 'best', must be 'ddpg', 'rules', 'goodput', 'fix"),
     ],
 )
 def test_an_error_names_the_variable(name: str, text: str, message: str) -> None:

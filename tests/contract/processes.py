@@ -28,6 +28,15 @@ def open_first(barrier: Barrier, urls: list[str]) -> list[int]:
     return counts
 
 
+def submit_learning(barrier: Barrier, url: str, run_id: str) -> bool:
+    """Try to add the task that learns at the same moment as the others do; whether it was added."""
+    store = open_store(url)
+    barrier.wait(60)
+    task = store.submit_learning(make_spec(run_id), 1.0, 5)
+    store.close()
+    return task is not None
+
+
 def claim_all(barrier: Barrier, url: str, devices: list[str], seed: int) -> list[str]:
     """Claim queued tasks on random devices, end each at once, until none is queued.
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from mlflow_rlsched.store import (
+    LEARNING_PRIORITY,
     AgentRecord,
     Quarantine,
     State,
     Store,
     Transition,
     open_store,
+    transitions,
 )
 from tests.contract.steps import AGAIN, DONE, FAILED, GPU, read, run_ids, submit
 from tests.task_specs import make_spec
@@ -266,3 +268,49 @@ def test_transitions_are_kept_once_and_read_on_from_a_serial_number(store: Store
     assert store.transitions(limit=2) == found[:2]
     store.add_transitions([])
     assert len(store.transitions()) == 3
+
+
+def test_beyond_a_number_the_oldest_transitions_go(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "KEPT_TRANSITIONS", 3)
+    for number in range(1, 6):
+        store.add_transitions([Transition("a", number)])
+    found = store.transitions()
+    assert [item.decision for _, item in found] == [3, 4, 5]
+    store.add_transitions([])
+    assert store.transitions() == found
+
+
+# Learning
+
+
+def test_one_task_learns_once_enough_has_come_in(store: Store) -> None:
+    assert not store.is_time_to_learn(3)
+    store.add_transitions([Transition("a", n, learnable=n != 2) for n in range(1, 4)])
+    assert not store.is_time_to_learn(3)
+    assert store.submit_learning(make_spec("early"), 1.0, 3) is None
+    assert store.tasks() == []
+    store.add_transitions([Transition("a", 4, learnable=True)])
+    assert store.is_time_to_learn(3)
+    task = store.submit_learning(make_spec("first"), 1.0, 3)
+    assert task is not None
+    assert task == read(store, "first")
+    assert (task.state, task.priority) == (State.QUEUED, LEARNING_PRIORITY)
+
+
+def test_no_other_one_learns_until_it_is_over_and_more_has_come_in(store: Store) -> None:
+    new = [Transition("a", n, learnable=True) for n in range(1, 9)]
+    store.add_transitions(new[:3])
+    assert store.submit_learning(make_spec("first"), 1.0, 3) is not None
+    store.add_transitions(new[3:6])
+    assert store.submit_learning(make_spec("second"), 2.0, 3) is None
+    store.claim("first", "here", [], now=3.0)
+    assert not store.is_time_to_learn(3)
+    store.end_attempt("first", 1, FAILED, now=4.0)
+    assert store.submit_learning(make_spec("second"), 5.0, 3) is not None
+    store.end_queued("second", FAILED, now=6.0)
+    store.add_transitions(new[6:8])
+    assert store.submit_learning(make_spec("third"), 7.0, 3) is None
+    assert store.submit_learning(make_spec("third"), 7.0, 2) is not None
+    assert run_ids(store) == ["first", "second", "third"]

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-from mlflow_rlsched.store import DeviceShare, State, Store, open_store
+from mlflow_rlsched.store import DeviceShare, State, Store, Transition, open_store
 from tests.contract import processes
 from tests.contract.conftest import Engine
 from tests.contract.steps import DONE, read, submit
@@ -47,6 +47,20 @@ def test_eight_processes_claim_each_task_once(store: Store, store_url: str) -> N
     assert store.leases() == []
     assert {task.attempt for task in store.tasks()} == {1}
     assert {task.state for task in store.tasks()} == {State.FINISHED}
+
+
+def test_of_eight_processes_one_makes_the_task_that_learns(store: Store, store_url: str) -> None:
+    store.add_transitions([Transition("a", number, learnable=True) for number in range(5)])
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, ProcessPoolExecutor(MANY, mp_context=spawn) as pool:
+        barrier = manager.Barrier(MANY)
+        futures = [
+            pool.submit(processes.submit_learning, barrier, store_url, f"run-{number}")
+            for number in range(MANY)
+        ]
+        made = [future.result() for future in futures]
+    assert sum(made) == 1
+    assert len(store.tasks()) == 1
 
 
 def test_threads_share_a_store(store: Store) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlflow_rlsched.learning.rollouts import Rollouts, Steps
-from mlflow_rlsched.policy.inputs import ENCODED, STATE, WEIGHTS_AT, encode
+from mlflow_rlsched.policy.inputs import ENCODED, INPUTS, STATE, WEIGHTS_AT, encode
 from mlflow_rlsched.policy.reward import TERMINAL_PENALTY
 
 RUNS = 24
@@ -78,11 +78,12 @@ def test_what_the_guard_leaves_is_what_is_taken() -> None:
 
 def test_the_model_learns_the_step_times() -> None:
     rollouts = Rollouts(RUNS, seed=5)
-    assert (rollouts.inputs[:, -1] <= 1).all()
+    error = INPUTS.index("fit_error")
+    assert (rollouts.inputs[:, error] <= 1).all()
     follow(rollouts, 12)
     known = rollouts._timings.settings > 3
     assert known.any()
-    assert np.median(rollouts.inputs[known, -1]) < 0.2
+    assert np.median(rollouts.inputs[known, error]) < 0.2
 
 
 def test_the_same_seed_gives_the_same_runs() -> None:

@@ -91,6 +91,21 @@ def test_what_is_no_policy_is_refused_with_a_sentence(tmp_path: Path, content: b
         Version.read(path)
 
 
+def test_numbers_that_numpy_does_not_know_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = b'{"weight":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(PolicyFileError, match="cannot be read as a policy"):
+        Version.read(path)
+
+
+def test_a_header_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(save({"weight": np.ones(3)}, {HEADER: "[" * 100_000}))
+    with pytest.raises(PolicyFileError, match="holds no policy of rlsched"):
+        Version.read(path)
+
+
 def test_another_models_weights_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(save({"weight": np.ones(3)}))

@@ -15,7 +15,7 @@ from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import INPUTS, STATE
 from mlflow_rlsched.policy.interval import Interval
-from mlflow_rlsched.policy.learned import Ddpg, load
+from mlflow_rlsched.policy.learned import Ddpg
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.measuring import observe
 from mlflow_rlsched.policy.proposal import Proposal
@@ -48,7 +48,7 @@ def propose(
 def test_it_does_what_the_actor_says(tmp_path: Path) -> None:
     trained = version()
     trained.save(tmp_path / "policy")
-    policy = load(tmp_path / "policy")
+    policy = Ddpg(Version.read(tmp_path / "policy"))
     proposal, *_ = propose(policy)
     assert policy.name == "ddpg"
     assert policy.version == trained.name

@@ -52,7 +52,7 @@ def test_what_did_not_pay_is_taken_back_and_tried_ever_more_rarely() -> None:
     ]
     assert max(factors) < 3
     assert len(raises) < 8
-    assert factors[-1] == pytest.approx(1, rel=0.5)
+    assert 0.4 < factors[-1] < 2.2  # a trial may be under way
 
 
 def test_losses_that_stay_wild_after_a_cut_are_not_met_with_cut_after_cut() -> None:

@@ -9,7 +9,7 @@ import pytest
 from mlflow_rlsched.simulator.cluster_environment import ClusterEnvironment
 from mlflow_rlsched.simulator.environment import WEIGHTS, RunEnvironment
 from mlflow_rlsched.simulator.guards import Actions
-from mlflow_rlsched.simulator.parameters import Ranges
+from mlflow_rlsched.simulator.parameters import Effects, Ranges
 
 COUNT = 16
 STILL = np.zeros((COUNT, 3))
@@ -97,7 +97,7 @@ def test_a_pool_never_gives_more_than_it_has(greedy: bool) -> None:
 
 
 def test_runs_wait_until_there_is_room_and_the_waiting_is_seen() -> None:
-    environment = cluster(gpus=1)
+    environment = cluster(gpus=1, effects=Effects(learning_rate=False))
     assert environment.turn.tolist() == [0]
     pressures = []
     order = []

@@ -17,7 +17,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from mlflow_rlsched.store import State, Store, StoreError, StoreGone, open_store, schema, sqlite
+from mlflow_rlsched.store import (
+    State,
+    Store,
+    StoreError,
+    StoreGone,
+    Transition,
+    open_store,
+    schema,
+    sqlite,
+)
 from tests.task_specs import make_spec
 
 
@@ -329,6 +338,7 @@ def test_a_lock_that_stays_is_said(
 
 NOTE = ("ALTER TABLE tasks ADD COLUMN note TEXT", "UPDATE tasks SET note = run_id")
 TITLE = ("ALTER TABLE tasks RENAME COLUMN note TO title",)
+PRESENT = len(schema.MIGRATIONS)
 
 
 def columns(path: Path, table: str) -> set[str]:
@@ -354,14 +364,30 @@ def test_an_older_store_is_migrated_step_by_step(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_at(path)
-    assert version(path) == 1
+    assert version(path) == PRESENT
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, NOTE, TITLE))
     store = open_store(f"sqlite:///{path}")
     assert [task.run_id for task in store.tasks()] == ["a"]
     store.close()
-    assert version(path) == 3
+    assert version(path) == PRESENT + 2
     assert "title" in columns(path, "tasks")
     assert "note" not in columns(path, "tasks")
+
+
+def test_a_store_of_the_first_schema_keeps_its_transitions(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", (schema.VERSION_1,))
+        open_at(path)
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO transitions VALUES (5, 'a', 1, '{}', TRUE)")
+    connection.commit()
+    connection.close()
+    store = open_store(f"sqlite:///{path}")
+    assert store.transitions() == [(5, Transition("a", 1, {}, key=True))]
+    assert not store.is_time_to_learn(1)
+    store.close()
 
 
 def test_a_migration_that_fails_changes_nothing(
@@ -371,7 +397,7 @@ def test_a_migration_that_fails_changes_nothing(
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, NOTE, ("DROP TABLE nothing",)))
     with pytest.raises(StoreError, match="nothing"):
         open_at(path)
-    assert version(path) == 1
+    assert version(path) == PRESENT
     assert "note" not in columns(path, "tasks")
 
 
@@ -381,6 +407,6 @@ def test_a_newer_store_is_refused_untouched(path: Path) -> None:
     connection.execute("UPDATE rlsched_schema SET version = 7")
     connection.commit()
     connection.close()
-    with pytest.raises(StoreError, match=r"newer.*schema 7, this one knows 1.*upgrade"):
+    with pytest.raises(StoreError, match=rf"newer.*schema 7, this one knows {PRESENT}.*upgrade"):
         open_at(path)
     assert version(path) == 7

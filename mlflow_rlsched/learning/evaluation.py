@@ -1,0 +1,104 @@
+"""How long simulated runs take under a policy: the agent's own decisions, run by run.
+
+Runs of one seed are the same under every policy, their noise included, so results are compared
+in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.stats import bootstrap  # type: ignore[import-untyped]
+
+from mlflow_rlsched.config.keys import Reward as Weights
+from mlflow_rlsched.policy.baselines import Fixed
+from mlflow_rlsched.policy.decision import Decider
+from mlflow_rlsched.policy.inputs import Array
+from mlflow_rlsched.policy.proposal import Policy
+from mlflow_rlsched.simulator.measured import OOM
+from mlflow_rlsched.simulator.models import Floats
+from mlflow_rlsched.simulator.run import Runs
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of runs; (R,) each.
+
+    Attributes:
+        seconds: Running time to the target, or as long as the run was followed.
+        device_seconds: Devices held over that time.
+        busy: Part of that in which they computed.
+        reached: Whether the target was reached.
+        ooms: Times that the run was out of memory.
+        restarts: Changes of the devices.
+    """
+
+    seconds: Floats
+    device_seconds: Floats
+    busy: Floats
+    reached: Array
+    ooms: Floats
+    restarts: Floats
+
+    def where(self, runs: Array) -> Played:
+        """Some of the runs."""
+        return Played(*(getattr(self, f.name)[runs] for f in fields(self)))
+
+
+def play(runs: Runs, policies: Callable[[int], Policy], weights: Weights | None = None) -> Played:
+    """Follow runs to their ends.
+
+    Args:
+        runs: The runs, at their beginning.
+        policies: The policy of each run, by its place.
+        weights: The reward's weights.
+    """
+    count = len(runs.progress)
+    chosen = [policies(run) for run in range(count)]
+    deciders = [
+        None if isinstance(policy, Fixed) else Decider(runs.bounds.of(run), policy, weights)
+        for run, policy in enumerate(chosen)
+    ]
+    device_seconds, busy, ooms, restarts = np.zeros((4, count))
+    settings = runs.settings.copy()
+    followed = np.ones(count, bool)
+    while followed.any():
+        gpus = runs.settings.gpus
+        seen = runs.advance(settings)
+        held = seen.duration * seen.settings.gpus
+        device_seconds += held
+        busy += np.nan_to_num(seen.mean_use) * held
+        ooms += seen.ending == OOM
+        restarts += followed & (seen.settings.gpus != gpus)
+        followed = ~runs.ended & (runs.elapsed < runs.parameters.horizon_s)
+        runs.ended |= ~followed
+        settings = seen.settings.copy()
+        for run in np.flatnonzero(followed).tolist():
+            decider = deciders[run]
+            if decider is None:
+                continue
+            setting = decider.decide(seen.interval(run)).setting
+            settings.gpus[run], settings.batch[run] = setting.gpus, setting.batch_size
+            settings.lr_factor[run], settings.lr_scale[run] = setting.lr_factor, setting.lr_scale
+    reached = runs.progress >= 1
+    return Played(
+        runs.elapsed.copy(), device_seconds, busy / device_seconds, reached, ooms, restarts
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean_of(values: Array, seed: int = 0) -> Estimate:
+    """The mean of (N,) values, by the bias-corrected bootstrap (Efron 1987)."""
+    found = bootstrap((values,), np.mean, n_resamples=2000, random_state=seed)
+    low, high = found.confidence_interval
+    return Estimate(float(np.mean(values)), float(low), float(high))
