@@ -99,6 +99,8 @@ class Estimate:
 
 def mean_of(values: Array, seed: int = 0) -> Estimate:
     """The mean of (N,) values, by the bias-corrected bootstrap (Efron 1987)."""
+    if not np.ptp(values):  # nothing to be unsure of
+        return Estimate(*(float(values[0]),) * 3)
     found = bootstrap((values,), np.mean, n_resamples=2000, random_state=seed)
     low, high = found.confidence_interval
     return Estimate(float(np.mean(values)), float(low), float(high))

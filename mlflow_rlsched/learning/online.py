@@ -137,7 +137,7 @@ class OnlineLearning:
         candidate = self._candidate()
         self._compare("fitted", self._workload.runs, candidate)
         self._compare("general", Runs, candidate)
-        verdict = Verdict(*(_estimate(self._state[kind]) for kind in ("fitted", "general")))
+        verdict = Verdict(*(mean_of(np.array(self._state[kind])) for kind in ("fitted", "general")))
         figures = {**asdict(verdict), "fit": self._workload.figures()}
         self._log.figures(figures)
         path = self._versions.add(candidate)
@@ -248,12 +248,6 @@ class OnlineLearning:
             found += np.log(seconds[0] / seconds[1]).tolist()
             self._log.metrics({f"faster/{kind}": float(np.mean(found))}, len(found))
             self._checkpoint()
-
-
-def _estimate(values: list[float]) -> Estimate:
-    found = np.array(values)
-    # Versions that act alike on all runs leave nothing to be unsure of.
-    return mean_of(found) if np.ptp(found) else Estimate(values[0], values[0], values[0])
 
 
 def _played(runs: Runs, version: Version, weights: Weights) -> Played:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlflow_rlsched.learning.evaluation import Played, mean_of, play
+from mlflow_rlsched.learning.evaluation import Estimate, Played, mean_of, play
 from mlflow_rlsched.learning.hindsight import optimum
 from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.baselines import Fixed, Rules
@@ -106,6 +106,7 @@ def test_a_mean_has_an_interval_round_it() -> None:
     found = mean_of(values)
     assert found.low < found.value < found.high
     assert found.value == pytest.approx(values.mean())
+    assert mean_of(np.full(5, 2.0)) == Estimate(2.0, 2.0, 2.0)
     assert found.high - found.low == pytest.approx(2 * 1.96 * 0.1 / np.sqrt(200), rel=0.2)
 
 
