@@ -58,6 +58,15 @@ def make_tracking_database(path: Path, artifacts: str) -> None:
         connection.execute("UPDATE experiments SET artifact_location = ?", (artifacts,))
 
 
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database over another one so that those who have that open see the change."""
+    with (
+        contextlib.closing(sqlite3.connect(source)) as one,
+        contextlib.closing(sqlite3.connect(target)) as other,
+    ):
+        one.backup(other)
+
+
 class World:
     """Everything that a test's runs touch, below one folder.
 

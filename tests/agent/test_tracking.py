@@ -25,7 +25,7 @@ from mlflow_rlsched.agent.sending import first_call
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.store import Ending, State, StoreError
 from tests.task_specs import make_spec
-from tests.world import World, make_tracking_database, wait_for
+from tests.world import World, copy_database, make_tracking_database, wait_for
 
 FINAL = {
     "status": "FINISHED",
@@ -261,7 +261,8 @@ def test_a_run_that_its_server_does_not_know_is_not_taken_for_deleted(
     """The server may have been started with another database; all is kept until it has ours."""
     run_id = desk.run()
     database = desk.world.folder / "mlflow.db"
-    ours = database.read_bytes()
+    ours = database.with_name("ours.db")
+    copy_database(database, ours)
     make_tracking_database(database, "file:///nowhere")
     desk.tracker.put(run_id, "tags", {"x": "1"})
     desk.tracker.put(run_id, "final", FINAL)
@@ -273,7 +274,7 @@ def test_a_run_that_its_server_does_not_know_is_not_taken_for_deleted(
     wait_for(lambda: desk.tracked(sound))
     assert desk.tracker.gone == set()
     assert len(desk.outbox.of(run_id)) == 2
-    database.write_bytes(ours)
+    copy_database(ours, database)
     wait_for(lambda: desk.tracked(run_id))
     assert desk.world.run_of(run_id).data.tags["x"] == "1"
 
