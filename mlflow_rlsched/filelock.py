@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from pathlib import Path
 
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
+_LOOK_S = 0.02  # between two looks at a lock that is waited for: a kernel's wait has no time-out
 
 
 def acquire(descriptor: int, start: int, length: int, shared: bool = False) -> bool:
@@ -48,8 +50,16 @@ class FileLock:
         self.path = path
         self._descriptor: int | None = None
 
-    def acquire(self) -> bool:
-        """Take the lock, making the file if absent; False when it is held elsewhere."""
+    def acquire(self, wait_s: float = 0.0) -> bool:
+        """Take the lock, making the file if absent; False when it is held elsewhere for so long."""
+        deadline = time.monotonic() + wait_s
+        while not self._try():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _try(self) -> bool:
         # Kept at once, so that ``release`` finds it when an interrupt comes now.
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if acquire(self._descriptor, 0, 1):

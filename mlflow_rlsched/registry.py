@@ -46,6 +46,23 @@ def register(client: MlflowClient, version: Version, path: Path) -> str:
     return f"models:/{MODEL}/{number}"
 
 
+def experiment_id(client: MlflowClient) -> str:
+    """The experiment of what concerns policies, made when it is not there.
+
+    Raises:
+        MlflowException: The tracking server refuses.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(MODEL)
+    try:
+        return str(client.create_experiment(MODEL) if found is None else found.experiment_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+        return str(client.get_experiment_by_name(MODEL).experiment_id)
+
+
 def download(client: MlflowClient, address: str, versions: Versions) -> Path:
     """The file of a registered version in the user's folder, brought there if it is not.
 
@@ -108,12 +125,7 @@ def _registered(client: MlflowClient, name: str) -> str | None:
 def _create(client: MlflowClient, version: Version, path: Path) -> str:
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(MODEL)
-    if experiment is None:
-        experiment_id = client.create_experiment(MODEL)
-    else:
-        experiment_id = experiment.experiment_id
-    run = client.create_run(experiment_id, run_name=version.name, tags={TAG: version.name})
+    run = client.create_run(experiment_id(client), run_name=version.name, tags={TAG: version.name})
     client.log_artifact(run.info.run_id, str(path), _FOLDER)
     client.log_dict(run.info.run_id, dict(version.card), f"{_FOLDER}/card.json")
     client.update_run(run.info.run_id, "FINISHED")  # quiet, where set_terminated prints

@@ -262,8 +262,8 @@ class Versions:
     def _shipped(self) -> Version:
         if not SHIPPED.exists():
             raise PolicyFileError(
-                "there is no trained policy yet: write the policy rules, or train one by"
-                " `rlsched policy train` and make it the champion by `rlsched policy promote`"
+                "there is no trained policy yet: write the policy rules or goodput, or make the"
+                " file of one the champion by `rlsched policy promote FILE`"
             )
         if SHIPPED not in self._known:
             self._known[SHIPPED] = Version.read(SHIPPED)
@@ -275,14 +275,11 @@ class Versions:
     def _locked(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(self.folder / "lock")
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while not lock.acquire():
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{self.folder} has been locked for {LOCK_WAIT_S:g} s by another process that"
-                    " changes it; try again"
-                )
-            time.sleep(0.01)
+        if not lock.acquire(LOCK_WAIT_S):
+            raise TimeoutError(
+                f"{self.folder} has been locked for {LOCK_WAIT_S:g} s by another process that"
+                " changes it; try again"
+            )
         try:
             for left_behind in self.folder.glob(".*.tmp"):  # by one that was killed
                 left_behind.unlink()

@@ -49,7 +49,7 @@ def test_until_one_is_promoted_the_shipped_version_is_the_champion(shipped: Vers
 
 @pytest.mark.usefixtures("none_shipped")
 def test_without_a_trained_policy_it_is_said_what_to_do() -> None:
-    with pytest.raises(PolicyFileError, match=r"no trained policy yet: write the policy rules, or"):
+    with pytest.raises(PolicyFileError, match=r"no trained policy yet: write the policy rules or"):
         Versions().champion()
 
 

@@ -6,9 +6,9 @@ together must not make it at the same time, and what a killed run left behind mu
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,8 +49,7 @@ def alone(project: Any, work_dir: Path, manager: str) -> Iterator[None]:
     unfinished = root / f".{name}.unfinished"
     if not lock.acquire():
         print("Waiting for another run that makes the same environment", flush=True)
-        while not lock.acquire():
-            time.sleep(0.2)
+        lock.acquire(math.inf)
     try:
         if unfinished.exists():
             shutil.rmtree(root / name, ignore_errors=True)

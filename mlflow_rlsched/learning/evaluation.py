@@ -17,7 +17,7 @@ from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.inputs import Array
 from mlflow_rlsched.policy.proposal import Policy
-from mlflow_rlsched.simulator.measured import OOM
+from mlflow_rlsched.simulator.measured import OOM, Measured, Settings
 from mlflow_rlsched.simulator.models import Floats
 from mlflow_rlsched.simulator.run import Runs
 
@@ -55,12 +55,34 @@ def play(runs: Runs, policies: Callable[[int], Policy], weights: Weights | None 
         policies: The policy of each run, by its place.
         weights: The reward's weights.
     """
-    count = len(runs.progress)
-    chosen = [policies(run) for run in range(count)]
-    deciders = [
-        None if isinstance(policy, Fixed) else Decider(runs.bounds.of(run), policy, weights)
+    chosen = [policies(run) for run in range(len(runs.progress))]
+    deciders = {
+        run: Decider(runs.bounds.of(run), policy, weights)
         for run, policy in enumerate(chosen)
-    ]
+        if not isinstance(policy, Fixed)
+    }
+
+    def decide(seen: Measured) -> Settings:
+        settings = seen.settings.copy()
+        for run, decider in deciders.items():
+            if not runs.ended[run]:
+                setting = decider.decide(seen.interval(run)).setting
+                settings.gpus[run], settings.batch[run] = setting.gpus, setting.batch_size
+                settings.lr_factor[run] = setting.lr_factor
+                settings.lr_scale[run] = setting.lr_scale
+        return settings
+
+    return follow(runs, decide)
+
+
+def follow(runs: Runs, decide: Callable[[Measured], Settings]) -> Played:
+    """Follow runs to their ends or horizons.
+
+    Args:
+        runs: The runs, at their beginning.
+        decide: The settings of all runs for the next interval, from what the last one showed.
+    """
+    count = len(runs.progress)
     device_seconds, busy, ooms, restarts = np.zeros((4, count))
     settings = runs.settings.copy()
     followed = np.ones(count, bool)
@@ -74,14 +96,7 @@ def play(runs: Runs, policies: Callable[[int], Policy], weights: Weights | None 
         restarts += followed & (seen.settings.gpus != gpus)
         followed = ~runs.ended & (runs.elapsed < runs.parameters.horizon_s)
         runs.ended |= ~followed
-        settings = seen.settings.copy()
-        for run in np.flatnonzero(followed).tolist():
-            decider = deciders[run]
-            if decider is None:
-                continue
-            setting = decider.decide(seen.interval(run)).setting
-            settings.gpus[run], settings.batch[run] = setting.gpus, setting.batch_size
-            settings.lr_factor[run], settings.lr_scale[run] = setting.lr_factor, setting.lr_scale
+        settings = decide(seen)
     reached = runs.progress >= 1
     return Played(
         runs.elapsed.copy(), device_seconds, busy / device_seconds, reached, ooms, restarts

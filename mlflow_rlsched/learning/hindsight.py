@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_rlsched.learning.evaluation import Played
+from mlflow_rlsched.learning.evaluation import Played, follow
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, GPU_DELTAS
 from mlflow_rlsched.policy.inputs import Array
 from mlflow_rlsched.simulator.guards import batch_rule
@@ -56,7 +56,8 @@ def _best(runs: Runs, gpus: Floats, shares: Floats, budget: Floats) -> tuple[Arr
     count, width = len(gpus), gpus.shape[1] * shares.shape[1]
     all_gpus = np.repeat(gpus, shares.shape[1], 1).ravel()
     all_shares = np.tile(shares, (1, gpus.shape[1])).ravel()
-    played = _follow(runs.repeated(width), all_gpus, all_shares)
+    copies = runs.repeated(width)
+    played = follow(copies, lambda seen: _next(copies, seen.settings, all_gpus, all_shares))
     seconds = np.where(played.reached, played.seconds, np.inf).reshape(count, width)
     fits = played.device_seconds.reshape(count, width) <= budget[:, None]
     # Where nothing fits the budget the cheapest counts.
@@ -66,34 +67,14 @@ def _best(runs: Runs, gpus: Floats, shares: Floats, budget: Floats) -> tuple[Arr
     return np.stack([all_gpus[at], all_shares[at]]), played.where(at)
 
 
-def _follow(runs: Runs, gpus: Floats, shares: Floats) -> Played:
-    count = len(gpus)
-    device_seconds, busy, ooms, restarts = np.zeros((4, count))
-    followed = np.ones(count, bool)
-    settings = runs.settings.copy()
-    while followed.any():
-        before = runs.settings.gpus
-        seen = runs.advance(settings)
-        held = seen.duration * seen.settings.gpus
-        device_seconds += held
-        busy += np.nan_to_num(seen.mean_use) * held
-        ooms += np.isfinite(seen.oom_batch)
-        restarts += followed & (seen.settings.gpus != before)
-        followed = ~runs.ended & (runs.elapsed < runs.parameters.horizon_s)
-        runs.ended |= ~followed
-        settings = _next(runs, seen.settings, gpus, shares)
-    reached = runs.progress >= 1
-    return Played(
-        runs.elapsed.copy(), device_seconds, busy / device_seconds, reached, ooms, restarts
-    )
-
-
 def _next(runs: Runs, now: Settings, gpus: Floats, shares: Floats) -> Settings:
     bounds = runs.bounds
     delta = np.clip(gpus - now.gpus, GPU_DELTAS[0], GPU_DELTAS[-1])
     held = np.clip(now.gpus + delta, 1, bounds.gpus_max)
     speed = runs.speed(now)
-    batch = np.rint(now.batch * np.clip(shares * speed.noise_scale / now.batch, 0.8, 1.2))
+    batch = np.rint(
+        now.batch * np.clip(shares * speed.noise_scale / now.batch, FACTOR_MIN, FACTOR_MAX)
+    )
     fitting = np.trunc(runs.most_samples() * held)
     batch = np.clip(
         batch, np.maximum(bounds.batch_min, held), np.minimum(bounds.batch_max, fitting)

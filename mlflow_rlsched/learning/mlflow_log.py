@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mlflow import MlflowClient
+
+    from mlflow_rlsched.policy.checkpoint import Version
 
 
 class Log:
@@ -44,7 +48,7 @@ class Log:
         """Keep figures as an artifact."""
         self._tell(lambda client, run_id: client.log_dict(run_id, dict(figures), "figures.json"))
 
-    def register(self, version: Any, path: Any) -> None:
+    def register(self, version: Version, path: Path) -> None:
         """Register the champion as an MLflow model, where there is a registry."""
         from mlflow_rlsched.registry import register
 

@@ -12,15 +12,12 @@ from mlflow_rlsched.policy import goodput
 from mlflow_rlsched.policy.action import FACTOR_MAX, GPU_DELTAS
 from mlflow_rlsched.policy.goodput import Advised, Situation, Timings
 from mlflow_rlsched.policy.inputs import Array, decode, encode
-from mlflow_rlsched.policy.replay import Transitions
+from mlflow_rlsched.policy.replay import LARGE_CHANGE, Transitions
 from mlflow_rlsched.policy.reward import DISCOUNT
 from mlflow_rlsched.simulator.environment import RunEnvironment
 from mlflow_rlsched.simulator.guards import Actions, guard
 from mlflow_rlsched.simulator.measured import OOM
 from mlflow_rlsched.simulator.models import Floats
-
-LARGE_CHANGE = 1.0
-"""Change of the reward between two intervals that makes a key transition."""
 
 _ITERATIONS = 2  # of the fit each interval: it goes on from the last one
 _HALF = FACTOR_MAX - 1

@@ -7,10 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from mlflow_rlsched.config.keys import Reward as Weights
+from mlflow_rlsched.policy.replay import LARGE_CHANGE
 from mlflow_rlsched.store import Transition
-
-LARGE_CHANGE = 1.0
-"""Change of the reward between two intervals that makes a key transition."""
 
 TERMINAL = ("done", "diverged", "failed")
 """Endings after which a run earns and loses nothing more."""

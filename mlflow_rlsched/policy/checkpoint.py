@@ -166,8 +166,8 @@ def _parsed(path: Path, told: str | None) -> dict[str, Any]:
         header = None
     if not isinstance(header, dict) or header.get("policy") != "ddpg":
         raise PolicyFileError(
-            f"{path} holds no policy of rlsched; write ddpg, or the path of a file that"
-            " rlsched policy train wrote"
+            f"{path} holds no policy of rlsched; write ddpg, or the path of a file that rlsched"
+            " wrote"
         )
     if header.get("format") != FORMAT:
         raise PolicyFileError(

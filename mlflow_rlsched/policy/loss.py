@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 
@@ -69,6 +70,11 @@ def signals(points: Sequence[tuple[float, float]]) -> Signals | None:
     Args:
         points: (samples seen, loss), oldest first; finite.
     """
+    return _signals(tuple(points))
+
+
+@lru_cache(maxsize=64)  # a decision asks for those of one window two dozen times
+def _signals(points: tuple[tuple[float, float], ...]) -> Signals | None:
     if len(points) < ENOUGH:
         return None
     xs, ys = zip(*points, strict=True)

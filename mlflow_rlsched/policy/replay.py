@@ -23,6 +23,9 @@ PARTS = len(WEIGHTS) + 1
 KEY = 3.0
 """How much more likely a key transition is sampled than another with the same error."""
 
+LARGE_CHANGE = 1.0
+"""Change of the reward between two intervals that makes a key transition."""
+
 _UNIT = Weights(alpha=1, beta=1, gamma=1, smoothness=1)
 _ALPHA = Weights(alpha=1, beta=0, gamma=0, smoothness=0)
 _GAMMA = Weights(alpha=0, beta=0, gamma=1, smoothness=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, stdev
 
 from mlflow_rlsched.policy.history import Gradient, History
@@ -100,6 +101,11 @@ def alignment(gradients: Sequence[Gradient]) -> tuple[float, float]:
     Returns:
         (0, 0) when fewer than ``FEWEST_GRADIENTS`` are known.
     """
+    return _alignment(tuple(gradients))
+
+
+@lru_cache(maxsize=64)
+def _alignment(gradients: tuple[Gradient, ...]) -> tuple[float, float]:
     if len(gradients) < FEWEST_GRADIENTS:
         return 0.0, 0.0
     cosines = [g.cosine for g in gradients]

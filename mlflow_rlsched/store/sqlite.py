@@ -137,12 +137,9 @@ class SqliteDatabase:
     def migrating(self) -> Iterator[None]:
         """Keep other processes from migrating; turns on the write-ahead log."""
         lock = FileLock(Path(f"{self.path}.lock"))
-        deadline = time.monotonic() + LOCK_WAIT_S
         try:
-            while not lock.acquire():
-                if time.monotonic() > deadline:
-                    raise StoreError(f"store {self.path} is being migrated elsewhere: try later")
-                time.sleep(0.02)
+            if not lock.acquire(LOCK_WAIT_S):
+                raise StoreError(f"store {self.path} is being migrated elsewhere: try later")
         except OSError as error:
             raise StoreError(f"{lock.path}: {error.strerror}: {REMEDY}") from error
         try:

@@ -15,16 +15,13 @@ import sys
 import time
 from contextlib import closing
 from importlib.util import find_spec
-from typing import Any
-
-from mlflow.exceptions import MlflowException
 
 from mlflow_rlsched import processes
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.config.keys import Gpus
 from mlflow_rlsched.daemon import AgentFiles, home, user_name
 from mlflow_rlsched.devices import open_inventory
-from mlflow_rlsched.registry import MODEL
+from mlflow_rlsched.registry import experiment_id
 from mlflow_rlsched.store import Store, StoreError, TaskSpec, open_store
 from mlflow_rlsched.submission import tracking
 from mlflow_rlsched.submission.directory import (
@@ -82,8 +79,8 @@ def make(store_url: str, uri: str) -> str | None:
     with closing(open_store(store_url)) as store:
         if not store.is_time_to_learn(FEWEST):
             return None
-        experiment_id = _experiment(client)
-        with announced(uri, experiment_id) as announcement:
+        experiment = experiment_id(client)
+        with announced(uri, experiment) as announcement:
             prepare(announcement.folder, uri, store_url, (), None)
             announcement.begin(store_url)
             tags = {
@@ -93,9 +90,9 @@ def make(store_url: str, uri: str) -> str | None:
                 "mlflow.project.backend": "rlsched",
                 "rlsched.submission": announcement.id,
             }
-            run = client.create_run(experiment_id, None, tags, NAME)
+            run = client.create_run(experiment, None, tags, NAME)
             tracking.begin(client, run.info.run_id, {})
-            spec = settled(run, _spec(store_url, experiment_id, uri), announcement)
+            spec = settled(run, _spec(store_url, experiment, uri), announcement)
             task = store.submit_learning(spec, time.time(), FEWEST)
             if task is None:  # another submission was quicker
                 client.delete_run(run.info.run_id)
@@ -144,16 +141,6 @@ def _config(store_url: str) -> RunConfig:
         queue_timeout_s=_WAITS_S,
         store=store_url,
     )
-
-
-def _experiment(client: Any) -> str:
-    found = client.get_experiment_by_name(MODEL)
-    try:
-        return str(found.experiment_id if found is not None else client.create_experiment(MODEL))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-        return str(client.get_experiment_by_name(MODEL).experiment_id)
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,8 +123,7 @@ def _first_use(uri: str) -> Iterator[None]:
     folder.mkdir(exist_ok=True, mode=0o700)
     lock = FileLock(folder / hashlib.sha256(uri.encode()).hexdigest()[:16])
     try:
-        while not lock.acquire():
-            time.sleep(0.05)
+        lock.acquire(math.inf)
         yield
     finally:
         lock.release()

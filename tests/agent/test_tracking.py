@@ -1,137 +1,22 @@
-"""What reaches tracking servers, and what happens when it does not."""
+"""What reaches tracking servers."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-import uuid
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from mlflow.entities import Metric
 
-from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import tracking
 from mlflow_rlsched.agent.outbox import Message, Outbox
 from mlflow_rlsched.agent.sending import first_call
-from mlflow_rlsched.agent.tracking import Tracker
-from mlflow_rlsched.store import Ending, State, StoreError
-from tests.task_specs import make_spec
-from tests.world import World, copy_database, make_tracking_database, wait_for
-
-FINAL = {
-    "status": "FINISHED",
-    "end_time_ms": 1_700_000_999_000,
-    "tags": {"a": "b"},
-    "attempt": None,
-}
-
-
-def points(first: int, count: int = 1, key: str = "m") -> list[list[Any]]:
-    """Metric points for a message; steps and values count on from ``first``."""
-    return [[key, float(n), 1_700_000_000_000 + n, n] for n in range(first, first + count)]
-
-
-class Desk:
-    """A tracker in this process, and the runs that it tells of."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.outbox = Outbox(world.root / "outbox.db")
-        self.tracker = Tracker(world.store, self.outbox)
-
-    def run(self, uri: str | None = None, experiment: str = "0", **environment: str) -> str:
-        """A run that ended; in the world's tracking store unless told otherwise."""
-        if uri is None:
-            run_id = self.world.client.create_run(experiment).info.run_id
-        else:
-            run_id = uuid.uuid4().hex
-        run_dir = self.world.home / "runs" / run_id
-        attempt = protocol.attempt_dir(run_dir, 1)
-        attempt.mkdir(parents=True)
-        (attempt / "output.log").write_text("hello\n")
-        uri = uri or self.world.tracking_uri
-        environment["MLFLOW_TRACKING_URI"] = uri
-        protocol.write_json(run_dir / "environment.json", environment)
-        spec = make_spec(
-            run_id,
-            experiment_id=experiment,
-            tracking_uri="http://127.0.0.1:9",
-            run_dir=str(run_dir),
-        )
-        self.world.store.submit(spec, 0, time.time())
-        self.world.store.end_queued(run_id, Ending(State.FINISHED, "finished", ""), time.time())
-        return run_id
-
-    def history(self, run_id: str, key: str = "m") -> list[int]:
-        return [p.step for p in self.world.client.get_metric_history(run_id, key)]
-
-    def tracked(self, run_id: str) -> bool:
-        return self.world.task(run_id).tracked
-
-
-@pytest.fixture
-def desk(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr(tracking, "TICK_S", 0.05)
-    monkeypatch.setattr(tracking, "FLUSH_S", 0.1)
-    monkeypatch.setattr(tracking, "POLL_S", 0.1)
-    monkeypatch.setattr(tracking, "BACKOFF_S", (0.05,))
-    monkeypatch.setattr(tracking, "_HTTP", {**tracking._HTTP, "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"})
-    for name in tracking._HTTP:
-        monkeypatch.setenv(name, "")  # so that what the tracker sets is undone
-    value = Desk(world)
-    yield value
-    if value.tracker.is_alive():
-        value.tracker.stop(0)
-
-
-class Front:
-    """What stands at a server's address: a proxy that answers by itself, or not at all.
-
-    Attributes:
-        reply: Status and body of all answers; None lets the client wait until the end.
-        tokens: Authorization headers received.
-    """
-
-    def __init__(self, reply: tuple[int, str] | None) -> None:
-        self.reply = reply
-        self.tokens: list[str | None] = []
-        self._end = threading.Event()
-        front = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                front.tokens.append(self.headers["Authorization"])
-                if front.reply is None:
-                    front._end.wait(60)
-                    return
-                code, body = front.reply
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            do_GET = do_POST = do_PUT = do_PATCH = answer
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._end.set()
-        self._server.shutdown()
-        self._server.server_close()
+from mlflow_rlsched.store import StoreError
+from tests.agent.desk import FINAL, Desk, Front, points
+from tests.world import wait_for
 
 
 def test_everything_arrives_in_order(desk: Desk) -> None:
@@ -151,165 +36,6 @@ def test_everything_arrives_in_order(desk: Desk) -> None:
         "rlsched/output.log"
     ]
     wait_for(lambda: not desk.outbox.runs())
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [["not allowed @", 1.0, 1_700_000_000_000, 0], ["m", 1.0, 2**70, 500]],
-    ids=["refused", "breaks the server"],
-)
-def test_a_poisoned_message_holds_nothing_up(
-    desk: Desk, poison: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.5)
-    bad, good = desk.run(), desk.run()
-    messages = [Message(bad, "metrics", points(10 * n, 10)) for n in range(100)]
-    messages.insert(60, Message(bad, "metrics", [poison]))
-    desk.outbox.put(messages)
-    desk.outbox.put([Message(bad, "final", FINAL), Message(good, "final", FINAL)])
-    desk.tracker.start()
-    wait_for(lambda: desk.tracked(good))
-    wait_for(lambda: desk.tracked(bad))
-    assert desk.history(bad) == list(range(1000))
-    assert desk.world.run_of(bad).info.status == "FINISHED"
-    assert f"run {bad}: 1 message(s) (metrics) are dropped" in caplog.text
-    assert desk.tracker.gone == set()
-
-
-def test_a_failure_that_may_pass_is_waited_out(desk: Desk) -> None:
-    bad = desk.run()
-    desk.tracker.put(bad, "metrics", [["m", 1.0, 2**70, 0]])
-    desk.tracker.start()
-    for good in [desk.run() for _ in range(3)]:
-        desk.tracker.put(good, "final", FINAL)
-        wait_for(lambda run_id=good: desk.tracked(run_id))
-    assert len(desk.outbox.of(bad)) == 1
-
-
-def test_a_message_that_fails_is_kept_while_the_server_takes_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.0)
-    front = Front((500, "out of order"))
-    run_id = desk.run(f"http://{front.address}")
-    desk.outbox.put([Message(run_id, "metrics", points(0)), Message(run_id, "final", FINAL)])
-    desk.tracker.start()
-    wait_for(lambda: len(front.tokens) > 10)
-    front.close()
-    assert len(desk.outbox.of(run_id)) == 2
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [(404, "<html>no such page</html>"), (400, "{}"), (502, "bad gateway"), (401, "who?"), None],
-    ids=["404", "400", "502", "401", "silence"],
-)
-def test_a_server_out_of_order_loses_nothing_and_delays_nobody(
-    desk: Desk, reply: tuple[int, str] | None
-) -> None:
-    front = Front(reply)
-    lame = desk.run(f"http://{front.address}")
-    desk.outbox.put([Message(lame, "metrics", points(0)), Message(lame, "final", FINAL)])
-    desk.tracker.start()
-    wait_for(lambda: len(front.tokens) > 2)
-    sound = desk.run()
-    asked = time.monotonic()
-    desk.tracker.put(sound, "final", FINAL)
-    wait_for(lambda: desk.tracked(sound))
-    assert time.monotonic() - asked < 10
-    front.close()
-    assert len(desk.outbox.of(lame)) == 2
-    assert not desk.tracked(lame)
-    assert desk.tracker.gone == set()
-
-
-def test_runs_of_a_silent_server_come_last(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(tracking._HTTP, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(tracking, "FLUSH_S", 60.0)
-    monkeypatch.setattr(tracking, "BACKOFF_S", (0.5,))
-    front = Front(None)
-    desk.tracker.put(desk.run(f"http://{front.address}"), "final", FINAL)
-    desk.tracker.start()
-    wait_for(lambda: "does not answer" in caplog.text)
-    sound = desk.run()
-    desk.tracker.put(sound, "metrics", points(0))
-    calls = len(front.tokens)
-    wait_for(lambda: len(front.tokens) > calls)
-    assert desk.history(sound) == [0]
-    front.close()
-
-
-def test_a_deleted_run_is_noticed_and_its_messages_are_dropped(desk: Desk) -> None:
-    run_id = desk.run()
-    desk.world.client.delete_run(run_id)
-    desk.tracker.put(run_id, "tags", {"x": "1"})
-    desk.tracker.put(run_id, "metrics", points(0, 2000))
-    desk.tracker.start()
-    wait_for(lambda: run_id in desk.tracker.gone)
-    wait_for(lambda: not desk.outbox.runs())
-    desk.tracker.put(run_id, "final", FINAL)
-    wait_for(lambda: desk.tracked(run_id))
-    # A run that was restored may be resumed.
-    assert desk.tracker.gone == set()
-
-
-def test_a_run_that_its_server_does_not_know_is_not_taken_for_deleted(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server may have been started with another database; all is kept until it has ours."""
-    run_id = desk.run()
-    database = desk.world.folder / "mlflow.db"
-    ours = database.with_name("ours.db")
-    copy_database(database, ours)
-    make_tracking_database(database, "file:///nowhere")
-    desk.tracker.put(run_id, "tags", {"x": "1"})
-    desk.tracker.put(run_id, "final", FINAL)
-    desk.tracker.watch([run_id])
-    desk.tracker.start()
-    wait_for(lambda: f"run {run_id}: cannot deliver" in caplog.text)
-    sound = desk.run()
-    desk.tracker.put(sound, "final", FINAL)
-    wait_for(lambda: desk.tracked(sound))
-    assert desk.tracker.gone == set()
-    assert len(desk.outbox.of(run_id)) == 2
-    copy_database(ours, database)
-    wait_for(lambda: desk.tracked(run_id))
-    assert desk.world.run_of(run_id).data.tags["x"] == "1"
-
-
-def test_a_run_that_its_server_has_not_known_for_long_is_given_up(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run_id = desk.run(desk.world.tracking_uri)
-    desk.outbox.put([Message(run_id, "tags", {"x": "1"}), Message(run_id, "final", FINAL)])
-    monkeypatch.setattr(tracking, "ABSENCE_PATIENCE_S", 0.0)
-    desk.tracker.start()
-    wait_for(lambda: not desk.outbox.runs())
-    assert "are dropped, since they were refused" in caplog.text
-    assert desk.tracker.gone == set()
-
-
-def test_credentials_are_kept_no_longer_than_needed(desk: Desk) -> None:
-    place = desk.world.root / "artifacts"
-    place.write_text("a file where a folder should be")
-    experiment = desk.world.client.create_experiment("elsewhere", f"file://{place}")
-    run_id = desk.run(experiment=experiment)
-    environment = desk.world.home / "runs" / run_id / "environment.json"
-    resumed = desk.run()
-    renewed = desk.world.home / "runs" / resumed / "environment.json"
-    later = time.time() + 60
-    os.utime(renewed, (later, later))
-    desk.tracker.put(run_id, "final", FINAL)
-    desk.tracker.put(resumed, "final", FINAL)
-    desk.tracker.start()
-    wait_for(lambda: desk.tracked(run_id) and desk.tracked(resumed))
-    assert environment.exists(), "its artifacts still need them"
-    place.unlink()
-    wait_for(lambda: not environment.exists())
-    wait_for(lambda: not desk.outbox.runs())
-    assert renewed.exists(), "a submission that resumes the run has just written it"
 
 
 def test_the_nested_runs_of_attempts_end_with_them(desk: Desk) -> None:
@@ -420,35 +146,6 @@ Tracker(open_store(sys.argv[2]), Outbox(Path(sys.argv[1]))).run()
     assert (told.info.status, told.data.tags["x"]) == ("FINISHED", "1")
     assert desk.history(run_id) == list(range(1200))
     assert desk.tracked(run_id)
-
-
-def test_no_password_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    run_id = desk.run("http://ada:s3cr%40et@127.0.0.1:9")
-    desk.tracker.put(run_id, "final", FINAL)
-    desk.tracker.start()
-    wait_for(lambda: "does not answer" in caplog.text)
-    assert "http://…@127.0.0.1:9 does not answer" in caplog.text
-    assert "s3cr" not in caplog.text
-    assert "ada" not in caplog.text
-
-
-def test_each_run_is_told_of_with_its_own_credentials(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "of-the-agent")
-    fronts = [Front((503, "")), Front((503, ""))]
-    uris = [f"http://{front.address}" for front in fronts]
-    runs = [desk.run(uris[0], MLFLOW_TRACKING_TOKEN="of-the-run"), desk.run(uris[1])]
-    for run_id in runs:
-        desk.tracker.put(run_id, "tags", {"x": "1"})
-    desk.tracker.start()
-    wait_for(lambda: all(front.tokens for front in fronts))
-    desk.tracker.stop(0)
-    for front in fronts:
-        front.close()
-    assert set(fronts[0].tokens) == {"Bearer of-the-run"}
-    assert set(fronts[1].tokens) == {None}
-    assert os.environ["MLFLOW_TRACKING_TOKEN"] == "of-the-agent"
 
 
 def test_watched_metrics_that_are_not_finite_are_left_out(desk: Desk) -> None:

@@ -138,7 +138,7 @@ def test_show_the_card(rlsched: Rlsched, shipped: str, low: str) -> None:
 def test_without_any_trained_policy(rlsched: Rlsched) -> None:
     result = rlsched("policy", "show")
     assert result.exit_code == 1
-    assert "there is no trained policy yet: write the policy rules, or train" in result.stderr
+    assert "there is no trained policy yet: write the policy rules or goodput" in result.stderr
     assert listed(rlsched)["champion"] is None
 
 

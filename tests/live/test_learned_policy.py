@@ -107,7 +107,7 @@ def test_a_file_that_was_spoilt_meanwhile_leaves_the_run_to_the_rules(world: Wor
     ("policy", "says"),
     [
         ("./absent.safetensors", "absent.safetensors cannot be read as a policy"),
-        ("ddpg", "there is no trained policy yet: write the policy rules, or train one by"),
+        ("ddpg", "there is no trained policy yet: write the policy rules or goodput"),
         ("foreign.safetensors", "foreign.safetensors cannot be read as a policy"),
         ("models:/nothing@champion", "there is no models:/nothing@champion in the model registry"),
     ],
