@@ -1,4 +1,4 @@
-"""What live decisions are worth on real trainings: rules against a fixed setting, in pairs."""
+"""What live decisions are worth on real trainings: policies against a fixed setting, in pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from benchmarks.figures import Figure, command
 from benchmarks.host import PROJECTS, Host, host
 
-POLICIES = ("fixed", "rules")
+POLICIES = ("rules", "ddpg")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
         metric: Validation metric that counts.
         target: Its value that has to be reached.
         mode: ``min`` or ``max``.
-        goal: Most time to the target that rules may take, over fixed.
+        goal: Most time to the target that a policy may take, over fixed.
     """
 
     project: str
@@ -114,34 +114,36 @@ class Result:
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both figures of each case; 45 minutes, or with one seed each, when ``quick``, ten."""
+    """Both figures of each case and policy; 90 minutes, or ``quick``, one seed each, twenty."""
     figures = []
-    with host(slots=len(POLICIES)) as place:
+    with host(slots=2) as place:
         for case in CASES:
-            pairs = [pair(place, case, seed) for seed in range(1 if quick else 5)]
-            figures += _figures(case, pairs)
+            for policy in POLICIES:
+                pairs = [pair(place, case, policy, seed) for seed in range(1 if quick else 5)]
+                figures += _figures(case, policy, pairs)
     return figures
 
 
-def pair(place: Host, case: Case, seed: int) -> tuple[Result, Result]:
-    """A run with a fixed setting and one with rules, at the same time on the same machine."""
+def pair(place: Host, case: Case, policy: str, seed: int) -> tuple[Result, Result]:
+    """A run with a fixed setting and one with a policy, at the same time on the same machine."""
     results: dict[str, Result] = {}
 
-    def run(policy: str) -> None:
-        results[policy] = train(place, case, policy, seed)
+    def run(name: str) -> None:
+        results[name] = train(place, case, name, f"{policy}-{seed}")
 
-    threads = [threading.Thread(target=run, args=(policy,)) for policy in POLICIES]
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("fixed", policy)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     click.echo(f"{case.project} {case.start} {seed}: {results}", err=True)
-    return results["fixed"], results["rules"]
+    return results["fixed"], results[policy]
 
 
-def train(place: Host, case: Case, policy: str, seed: int) -> Result:
+def train(place: Host, case: Case, policy: str, pair: str) -> Result:
     """Run a project to its end."""
-    name = f"{case.project}-{case.start}-{policy}-{seed}"
+    name = f"{case.project}-{case.start}-{policy}-of-{pair}"
+    seed = pair.rpartition("-")[2]
     parameters = [p for k, v in case.parameters.items() for p in ("-P", f"{k}={v}")]
     place.run(
         *("mlflow", "run", str(PROJECTS / case.project), "--backend", "rlsched"),
@@ -172,14 +174,14 @@ def result(place: Host, case: Case, name: str) -> Result:
     )
 
 
-def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
+def _figures(case: Case, policy: str, pairs: list[tuple[Result, Result]]) -> list[Figure]:
     # A fixed run that never got there is taken as if it had at its end: a bound in its favour.
     ratios = [
-        rules.seconds / fixed.seconds if rules.reached else float("inf") for fixed, rules in pairs
+        tuned.seconds / fixed.seconds if tuned.reached else float("inf") for fixed, tuned in pairs
     ]
     worse = [
-        fixed.final - rules.final if case.mode == "max" else rules.final - fixed.final
-        for fixed, rules in pairs
+        fixed.final - tuned.final if case.mode == "max" else tuned.final - fixed.final
+        for fixed, tuned in pairs
     ]
     missed = sum(not fixed.reached for fixed, _ in pairs)
     what = f"{case.project} from a {case.start} setting"
@@ -187,11 +189,11 @@ def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
     note = (
         f"{parameters}; {case.metric} {case.target:g}; median of {len(pairs)} pairs, from"
         f" {min(ratios):.2f} to {max(ratios):.2f}; {missed} fixed runs never got there; median of"
-        f" {statistics.median(rules.changes for _, rules in pairs):g} changes; baseline: seconds"
+        f" {statistics.median(tuned.changes for _, tuned in pairs):g} changes; baseline: seconds"
     )
     return [
         Figure(
-            f"{what}: time to target, rules / fixed",
+            f"{what}: time to target, {policy} / fixed",
             statistics.median(ratios),
             "times",
             case.goal,
@@ -199,7 +201,7 @@ def _figures(case: Case, pairs: list[tuple[Result, Result]]) -> list[Figure]:
             note,
         ),
         Figure(
-            f"{what}: final {case.metric} worse than fixed by",
+            f"{what}: final {case.metric}, {policy} worse than fixed by",
             statistics.median(worse),
             "",
             0.005 if case.mode == "max" else 0.02,

@@ -2,90 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
+import click
 import numpy as np
 
-from benchmarks.figures import Figure, command
-from mlflow_rlsched.learning.evaluation import Played, mean_of, play
-from mlflow_rlsched.learning.hindsight import optimum
-from mlflow_rlsched.policy.advice import Goodput
-from mlflow_rlsched.policy.baselines import Fixed, Rules
-from mlflow_rlsched.policy.proposal import Policy
-from mlflow_rlsched.simulator.parameters import Effects, Ranges
+from benchmarks import sim_figures, sim_starts
+from benchmarks.figures import Figure, show
+from benchmarks.sim_policies import HINDSIGHT, Contender, contenders, side_by_side
+from benchmarks.sim_tuned import tuned
+from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
+from mlflow_rlsched.policy.inputs import Array
+from mlflow_rlsched.simulator.drawing import applications
+from mlflow_rlsched.simulator.parameters import Effects
 from mlflow_rlsched.simulator.run import Runs
+from mlflow_rlsched.versions import SHIPPED, VersionNotFoundError, Versions
 
 UNSEEN = ("bert", "deepspeech2")
 """Applications that nothing was trained on, fitted to or chosen by."""
 
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "rules": lambda _: Rules(),
-    "goodput": lambda _: Goodput(),
+AXES = {
+    "measured axes": replace(Effects(), learning_rate=False),
+    "with the rate's axis": Effects(),
 }
-FOLLOWED = 20.0
-"""Running time to which a run is followed, over its length at its initial setting."""
+"""Devices and batch alone, and with the axis of the learning rate fitted to our trainings."""
 
-SEED = 2026
+JUMP = 0.1
+"""Length of a jump of the rate over that of the run."""
 
 
-def measure(quick: bool) -> list[Figure]:
-    """Novice starts, without and with an axis of the learning rate; ten minutes."""
+def measure(quick: bool, version: Version | None, apps: tuple[str, ...] = UNSEEN) -> list[Figure]:
+    """All figures; a quarter of an hour."""
     count = 20 if quick else 200
+    policies = contenders(version)
+    with_hindsight = [*policies, Contender(HINDSIGHT)]
+    novices = {axis: sim_starts.novice(count, effects, apps) for axis, effects in AXES.items()}
+    crowded = sim_starts.VaryingMemory(count, apps)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        tuneds = dict(zip(AXES, pool.map(tuned, novices.values()), strict=True))
+        cases: dict[str, tuple[Runs, list[Contender]]] = {
+            **{f"novice, {axis}": (runs, with_hindsight) for axis, runs in novices.items()},
+            **{f"tuned, {axis}": (runs, with_hindsight) for axis, runs in tuneds.items()},
+            "imagenet": (sim_starts.imagenet(count), policies),
+            "memory": (crowded, policies),
+            "jump": (sim_starts.RaisedRate(count, apps, JUMP), policies),
+            "raise": (sim_starts.RaisedRate(count, apps, np.inf), policies),
+        }
+        played = side_by_side(pool, cases)
     figures = []
-    for axis, effects in (
-        ("measured axes (devices, batch)", replace(Effects(), learning_rate=False)),
-        ("with the learning rate's fitted axis", Effects()),
-    ):
-        figures += _novice(axis, effects, count)
+    for axis in AXES:
+        figures += sim_figures.novice(f"novice, {axis}", played[f"novice, {axis}"])
+    for axis, runs in tuneds.items():
+        start = f"tuned, {axis}"
+        figures += sim_figures.tuned(start, played[start], _apps(runs, apps))
+    figures += sim_figures.idle("ImageNet, novice on 8 of 16", played["imagenet"])
+    at_once = int(np.sum(crowded.most_samples() * crowded.settings.gpus < crowded.settings.batch))
+    figures += sim_figures.interruptions("near the memory's limit", played["memory"], at_once)
+    figures += sim_figures.recovery("rate too high for a tenth of the run", played["jump"])
+    figures += sim_figures.recovery("rate too high for good", played["raise"])
     return figures
 
 
-def novice(count: int, effects: Effects) -> Runs:
-    """Runs at the base batch, on one device or on all, with a rate up to 10 times off."""
-    ranges = Ranges(batch_start=(1.0, 1.0), lr_optimum=(0.1, 10.0))
-    runs = Runs(count, SEED, effects, ranges, UNSEEN)
-    most = np.arange(count) % 2 == 1
-    gpus = np.where(most, np.minimum(runs.bounds.gpus_max, runs.bounds.batch_initial), 1.0)
-    runs.begin_with(gpus)
-    runs.parameters.horizon_s *= FOLLOWED / 5
-    return runs
+def _apps(runs: Runs, apps: tuple[str, ...]) -> Array:
+    """The application of each run, by its base batch."""
+    named = {float(applications()[app]["batch"][0]): app for app in apps}
+    return np.array([named[float(batch)] for batch in runs.parameters.base_batch])
 
 
-def _novice(axis: str, effects: Effects, count: int) -> list[Figure]:
-    def runs() -> Runs:
-        return novice(count, effects)
-
-    fixed = play(runs(), lambda _: Fixed())
-    best = optimum(runs(), fixed.device_seconds)
-    played = {name: play(runs(), policies) for name, policies in POLICIES.items()}
-    figures = [_ratio(axis, "hindsight", best, fixed, goal=0.25)]
-    for name, found in played.items():
-        figures.append(_ratio(axis, name, found, fixed, goal=1.0))
-    return figures
+def _version(text: str | None) -> Version | None:
+    """The version to measure; None, and a sentence, where there is none."""
+    if text is None and not SHIPPED.exists():
+        print("ddpg is left out: no policy is shipped, and --policy names none", file=sys.stderr)
+        return None
+    try:
+        return Versions().find(text or "shipped")
+    except (VersionNotFoundError, PolicyFileError) as error:
+        raise click.ClickException(str(error)) from error
 
 
-def _ratio(axis: str, name: str, found: Played, fixed: Played, goal: float) -> Figure:
-    known = fixed.reached
-    ratios = (found.seconds / fixed.seconds)[known]
-    hours = found.device_seconds[known].sum() / fixed.device_seconds[known].sum()
-    mean = mean_of(ratios)
-    rescued = f"{found.reached[~known].mean():.0%}" if (~known).any() else "none"
-    return Figure(
-        f"novice, {axis}: time to target, {name} / fixed",
-        mean.value,
-        "times",
-        goal,
-        float(fixed.seconds[known].mean()),
-        f"simulated; mean of {known.sum()} pairs ({mean.low:.2f} to {mean.high:.2f}), geometric"
-        f" {np.exp(np.log(ratios).mean()):.2f}; device-hours {hours:.2f} times; over 1.1 times:"
-        f" {np.mean(ratios > 1.1):.0%}; never there: {np.mean(~found.reached[known]):.0%};"
-        f" there where fixed never is ({(~known).sum()} runs): {rescued}; restarts"
-        f" {found.restarts[known].mean():.1f}; baseline: seconds",
-    )
+@click.command(help=__doc__)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--quick", is_flag=True, help="Fewer and shorter runs, to try the command.")
+@click.option("--policy", help="Version of ddpg: its name or file; the shipped one by default.")
+def main(as_json: bool, quick: bool, policy: str | None) -> None:
+    show(measure(quick, _version(policy)), as_json)
 
-
-main = command(measure)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,7 @@
-"""A novice's training twice: as ever, and with a scheduler that tunes it and survives a kill.
+"""A novice's training as ever, and with a scheduler that tunes it and survives a kill.
+
+It is trained three times: by MLflow's own backend, and by ours under simple rules and under the
+learned policy.
 
 Everything that it makes is in ``.demo`` in the repository's root, and is made anew each time.
 What it shows comes from the store and from MLflow, as `rlsched show` and the MLflow UI show it.
@@ -61,10 +64,14 @@ class Size:
 FULL = Size(epochs=45, width=64, lr="1e-5")
 ON_A_GPU = Size(epochs=300, width=64, lr="1e-5")
 QUICK = Size(epochs=60, width=16, lr="1e-4")
-BACKENDS = {
-    "local": ["--env-manager", "local"],
-    "rlsched": ["--backend-config", '{"policy": "rules", "retry_delays_s": [1]}'],
+RUNS = {
+    "fixed": ["local", "--env-manager", "local"],
+    "rules": ["rlsched", "--backend-config", '{"policy": "rules"}'],
+    "ddpg": ["rlsched", "--backend-config", '{"policy": "ddpg", "retry_delays_s": [1]}'],
 }
+"""Who decides on the training, and with what options of ``mlflow run --backend``."""
+
+KILLED = "ddpg"
 
 
 class Demo:
@@ -92,6 +99,7 @@ class Demo:
         }
         self.env = {**others, **ours}
         self.epochs_at_the_kill = 0
+        self.earlier: set[Path] = set()
 
     def rlsched(self, *args: str) -> str:
         """Output of an ``rlsched`` command."""
@@ -129,18 +137,19 @@ class Demo:
         rows: list[dict[str, Any]] = json.loads(self.rlsched("devices", "--json"))["devices"]
         return rows
 
-    def train(self, backend: str, size: Size) -> Any:
-        """Run the project with a backend to its end, and return the MLflow run.
-
-        With ours, the training is killed on the way.
-        """
+    def train(self, name: str, size: Size) -> Any:
+        """Run the project to its end, and return the MLflow run; one is killed on the way."""
+        backend, *options = RUNS[name]
         command = ["mlflow", "run", "projects/digits", "--backend", backend, *size.parameters]
+        if backend == "rlsched":
+            command += ["--backend-config", f'{{"policy": "{name}"}}']
         console.print(f"[bold]$ {' '.join(command)}[/]\n")
+        self.earlier = set((self.home / "runs").glob("*"))
         process = subprocess.Popen(
             [
                 *(str(BIN / "mlflow"), "run", str(ROOT / "projects" / "digits")),
-                *("--backend", backend, *BACKENDS[backend]),
-                *(*size.parameters, "--run-name", backend),
+                *("--backend", backend, *options),
+                *(*size.parameters, "--run-name", name),
             ],
             # One CPU slot is one thread: the same for both.
             env={**self.env, "OMP_NUM_THREADS": "1"},
@@ -151,7 +160,7 @@ class Demo:
             start_new_session=True,  # an interrupt is passed on by us
         )
         try:
-            self._follow(process, size.epochs, kill=backend == "rlsched")
+            self._follow(process, size.epochs, kill=name == KILLED)
         except BaseException:
             os.killpg(process.pid, signal.SIGINT)
             process.communicate()
@@ -159,7 +168,7 @@ class Demo:
         if process.wait() != 0:
             last = self.log.read_text().splitlines()[-LINES_OF_A_FAILURE:]
             raise click.ClickException("\n".join(["the run failed:", *last]))
-        (run,) = self.client().search_runs(["0"], f"attributes.run_name = '{backend}'")
+        (run,) = self.client().search_runs(["0"], f"attributes.run_name = '{name}'")
         return run
 
     def _follow(self, process: subprocess.Popen[str], epochs: int, kill: bool) -> None:
@@ -188,7 +197,7 @@ class Demo:
 
     def _kill(self) -> list[int]:
         """kill -9 the training if it has a checkpoint; its processes."""
-        (run_dir,) = (self.home / "runs").iterdir()
+        (run_dir,) = set((self.home / "runs").iterdir()) - self.earlier
         if not list(run_dir.glob("checkpoints/*/manifest.json")):
             return []
         attempt = str(run_dir / "attempts" / "1")
@@ -196,8 +205,9 @@ class Demo:
         processes.send(pids, signal.SIGKILL)
         return pids
 
-    def tell(self, local: Any, ours: Any, epochs: int) -> None:
-        """The story of both runs; an error when it is not the one that it should be."""
+    def tell(self, runs: dict[str, Any], epochs: int) -> None:
+        """The story of all runs; an error when it is not the one that it should be."""
+        ours = runs[KILLED]
         story = json.loads(self.rlsched("show", ours.info.run_id, "--json"))
         trained = [point.step for point in self.history(ours)]
         system = sorted(name for name in ours.data.metrics if name.startswith("system/"))
@@ -218,7 +228,7 @@ class Demo:
         )
         changes = [r for r in story["decisions"] if changed(r)]
         console.print(_decisions(changes))
-        console.print(self._comparison(local, ours, len(changes)))
+        console.print(self._comparison(runs))
         ui, _, page = str(story["mlflow"]).partition(", then ")
         home = f"RLSCHED_HOME={shlex.quote(str(self.home))} {BIN}/rlsched"
         lines = (
@@ -236,21 +246,25 @@ class Demo:
         points = self.client().get_metric_history(run.info.run_id, "val_accuracy")
         return sorted(points, key=lambda point: point.step)
 
-    def _comparison(self, local: Any, ours: Any, changes: int) -> Table:
-        target = max(point.value for point in self.history(local))
-        headings = ("backend", f"time to {target:.1%}", "final accuracy", "whole run", "changes")
-        table = Table(*headings, title="The same start, two backends", expand=True)
-        for run in (local, ours):
+    def _comparison(self, runs: dict[str, Any]) -> Table:
+        target = max(point.value for point in self.history(runs["fixed"]))
+        headings = ("policy", f"time to {target:.1%}", "final accuracy", "whole run", "changes")
+        table = Table(*headings, title="The same start, three ways to decide", expand=True)
+        for name, run in runs.items():
             began = run.info.start_time
             reached = [p.timestamp for p in self.history(run) if p.value >= target]
             table.add_row(
-                run.info.run_name,
+                f"{name} ({RUNS[name][0]} backend)",
                 f"{(min(reached) - began) / 1000:.0f} s" if reached else "not reached",
                 f"{run.data.metrics['val_accuracy']:.1%}",
                 f"{(run.info.end_time - began) / 1000:.0f} s",
-                str(changes if run is ours else 0),
+                str(self._changes(run)) if RUNS[name][0] == "rlsched" else "0",
             )
         return table
+
+    def _changes(self, run: Any) -> int:
+        story = json.loads(self.rlsched("show", run.info.run_id, "--json"))
+        return sum(map(changed, story["decisions"]))
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> Table:
@@ -303,8 +317,7 @@ def main(quick: bool, folder: Path, picture: Path | None) -> None:
         kind = "CPU slot" if devices[0]["kind"] == "cpu" else "GPU"
         console.print(f"This host has {len(devices)} {kind}{'s' * (len(devices) != 1)}.")
         size = QUICK if quick else FULL if kind == "CPU slot" else ON_A_GPU
-        local, ours = (demo.train(backend, size) for backend in BACKENDS)
-        demo.tell(local, ours, size.epochs)
+        demo.tell({name: demo.train(name, size) for name in RUNS}, size.epochs)
         if picture is not None:
             console.save_svg(str(picture), title="make demo")
     except KeyboardInterrupt:

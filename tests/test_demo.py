@@ -50,7 +50,7 @@ def test_a_novice_start_with_and_without_us_and_a_kill(folder: Path) -> None:
         "ended by SIGKILL",
         "before the kill were kept",
         "What was decided",
-        "The same start, two backends",
+        "The same start, three ways to decide",
         "mlflow ui",
     ):
         assert text in output

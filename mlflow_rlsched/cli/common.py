@@ -21,6 +21,7 @@ import click
 from mlflow_rlsched.daemon import SQLITE, AgentFiles, user_name
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
     from mlflow_rlsched.store import Store, Task
@@ -154,6 +155,12 @@ def ask_server(action: Callable[[], object]) -> str | None:
     return outcome[0] if outcome else f"no answer within {SERVER_WAIT_S:g} s"
 
 
+def tracking_store_is_there(uri: str) -> bool:
+    """False where asking would make a tracking database."""
+    file = uri.removeprefix("sqlite:///")
+    return file == uri or Path(file).exists()
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
@@ -179,6 +186,15 @@ def print_table(made: Table) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False).print(made)
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error, if that is a terminal; it leaves nothing behind."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def plain(value: object) -> str:

@@ -24,6 +24,7 @@ from mlflow_rlsched.cli.common import (
     open_existing,
     print_json,
     short,
+    tracking_store_is_there,
 )
 from mlflow_rlsched.daemon import AgentFiles, home
 
@@ -326,8 +327,7 @@ def check_tracking() -> Finding:
 
     uri = mlflow.get_tracking_uri()
     shown = without_credentials(uri)
-    path = uri.removeprefix("sqlite:///")
-    if path != uri and not Path(path).exists():
+    if not tracking_store_is_there(uri):
         return Finding("tracking", True, f"{shown} is made by the first run")
     remedy = "start the tracking server, or set MLFLOW_TRACKING_URI to one that answers"
 

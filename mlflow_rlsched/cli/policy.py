@@ -20,7 +20,10 @@ from mlflow_rlsched.cli.common import (
     print_json,
     print_table,
     table,
+    tracking_store_is_there,
 )
+from mlflow_rlsched.cli.evaluate import evaluate
+from mlflow_rlsched.cli.train import train
 from mlflow_rlsched.credentials import redacted
 
 if TYPE_CHECKING:
@@ -143,6 +146,10 @@ def rollback(reason: str, as_json: bool) -> None:
     _tell(champion.version, champion.path, True, as_json)
 
 
+policy.add_command(evaluate)
+policy.add_command(train)
+
+
 def _rows(versions: Versions, champion: str | None) -> list[dict[str, Any]]:
     """What is known of each version; one whose file cannot be used has its trouble."""
     from mlflow_rlsched.policy.checkpoint import PolicyFileError
@@ -210,12 +217,12 @@ def _register(version: Version, path: Path) -> tuple[str | None, str | None]:
     from mlflow_rlsched.registry import register
 
     uri = mlflow.get_tracking_uri()
-    file = uri.removeprefix("sqlite:///")
-    if file != uri and not Path(file).exists():
+    if not tracking_store_is_there(uri):
         return None, f"there is no tracking store {redacted(uri)} yet"
-    client = mlflow.MlflowClient(tracking_uri=uri)
     made: list[str] = []
-    trouble = ask_server(lambda: made.append(register(client, version, path)))
+    trouble = ask_server(
+        lambda: made.append(register(mlflow.MlflowClient(tracking_uri=uri), version, path))
+    )
     if trouble is None:
         return made[0], None
     return None, f"{redacted(uri)}: {redacted(trouble)}"

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Tells the run that this process is an attempt of; outside of one it only prints.
+    """Tells a run of MLflow; without one it only prints.
 
     A tracking server that does not answer is no reason to end: it is said once.
+
+    Args:
+        run_id: The run; by default the one that this process is an attempt of.
     """
 
-    def __init__(self) -> None:
-        self._run_id = os.environ.get("MLFLOW_RUN_ID")
+    def __init__(self, run_id: str | None = None) -> None:
+        self._run_id = run_id or os.environ.get("MLFLOW_RUN_ID")
         self._client: MlflowClient | None = None
         if self._run_id:
             from mlflow import MlflowClient
@@ -47,6 +50,10 @@ class Log:
     def figures(self, figures: Mapping[str, Any]) -> None:
         """Keep figures as an artifact."""
         self._tell(lambda client, run_id: client.log_dict(run_id, dict(figures), "figures.json"))
+
+    def end(self) -> None:
+        """Say that the run is done."""
+        self._tell(lambda client, run_id: client.update_run(run_id, "FINISHED"))
 
     def register(self, version: Version, path: Path) -> None:
         """Register the champion as an MLflow model, where there is a registry."""

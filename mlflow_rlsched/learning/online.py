@@ -222,7 +222,7 @@ class OnlineLearning:
         card = dict(self._champion.card)
         card.pop("figures", None)  # those of the champion
         card["continued"] = {"from": self._champion.name, "decisions": len(self._transitions)}
-        return Version(self._learner.arrays(), card, self._champion.optional)
+        return Version(self._learner.arrays(), card, self._champion.optional, self._champion.heads)
 
     def _checkpoint(self) -> None:
         """Save where it stands; leave, when that was asked for."""

@@ -91,19 +91,9 @@ class Rollouts:
 
     def weigh(self, weights: Sequence[float] | Array) -> None:
         """Set the reward's weights, (4,) for all runs or (R, 4), from the next inputs on."""
-        self.environment.weights = np.broadcast_to(
-            np.asarray(weights, float), self.environment.weights.shape
-        )
+        shape = self.environment.weights.shape
+        self.environment.weights = np.broadcast_to(np.asarray(weights, float), shape).copy()
         self._look()
-
-    def reset(self) -> Array:
-        """The inputs now; the runs go on (``imitation.Environments``)."""
-        return self.inputs
-
-    def act(self, actions: Array) -> Array:
-        """Take encoded actions (R, 7); the inputs that follow."""
-        self.take(actions)
-        return self.inputs
 
     def take(self, actions: Array) -> Steps:
         """Take encoded actions (R, 7)."""
@@ -134,28 +124,29 @@ class Rollouts:
 
     def _proposals(self, actions: Array) -> Actions:
         deltas, batch, rate = decode(actions)
-        gain = goodput.gain(self._fit, self._situation, deltas, batch, self._per_node)
+        gain = goodput.gain(self._fit, self._situation, deltas, batch, self.per_node)
         gain = np.where(self._timings.settings == 0, np.nan, gain)
         return Actions(deltas.astype(float), batch, rate, gain)
 
     @property
-    def _per_node(self) -> Array:
+    def per_node(self) -> Array:
+        """(R, 1) devices of a node."""
         per_node: Array = self.environment.runs.parameters.gpus_per_node[:, None]
         return per_node
 
     def _look(self) -> None:
         """Take in the last interval."""
         self._measure()
-        self._fit = goodput.fit(self._fit, self._timings, self._per_node, _ITERATIONS)
-        self._situation = self._situations()
-        advised = goodput.advise(self._fit, self._situation, self._per_node)
+        self._fit = goodput.fit(self._fit, self._timings, self.per_node, _ITERATIONS)
+        self._situation = self.situation(self.environment.history.noise_scale)
+        advised = goodput.advise(self._fit, self._situation, self.per_node)
         unknown = self._timings.settings == 0
         self.advised = Advised(
             np.where(unknown, 0, advised.gpu_delta),
             np.where(unknown, 1.0, advised.batch_factor),
             np.where(unknown, 0.0, advised.gain),
         )
-        error = goodput.fit_error(self._fit, self._timings, self._per_node)
+        error = goodput.fit_error(self._fit, self._timings, self.per_node)
         columns = [
             self.advised.gpu_delta / GPU_DELTAS[-1],
             (self.advised.batch_factor - 1) / _HALF,
@@ -177,7 +168,8 @@ class Rollouts:
         self._timings.add(rows, setting.gpus[rows], batch, batch / history.throughput[rows])
         self._fit[first] = goodput.assumed(self._timings)[first]
 
-    def _situations(self) -> Situation:
+    def situation(self, noise_scale: Floats) -> Situation:
+        """Where the runs stand, if their gradient noise scales are (R,) ``noise_scale``."""
         runs = self.environment
         setting, bounds = runs.runs.settings, runs.runs.bounds
         free = np.where(np.isnan(runs.seen.free_gpus), np.inf, np.maximum(runs.seen.free_gpus, 0))
@@ -188,7 +180,7 @@ class Rollouts:
             gpus_max=np.minimum(bounds.gpus_max, setting.gpus + free),
             batch_min=np.minimum(bounds.batch_min, bounds.batch_max),
             batch_max=bounds.batch_max,
-            noise_scale=runs.history.noise_scale,
+            noise_scale=noise_scale,
             alpha=runs.weights[:, 0],
             beta=runs.weights[:, 1],
         )

@@ -160,7 +160,15 @@ class Workload:
         Raises:
             WorkloadError: None of them tells its step time.
         """
-        found = [recorded(records) for records in runs]
+        return cls.of([recorded(records) for records in runs])
+
+    @classmethod
+    def of(cls, found: Sequence[Recorded | None]) -> Workload:
+        """A source of runs like those that told something.
+
+        Raises:
+            WorkloadError: None did.
+        """
         told = [each for each in found if each is not None]
         if not told:
             raise WorkloadError(

@@ -22,11 +22,14 @@ from safetensors.numpy import save as serialise
 
 from mlflow_rlsched.policy.inputs import CLIP, ENCODED, FACTORS, HIDDEN, INPUTS, TINY, Array
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "rlsched"
 
 LAYERS = (0, 2, 4)
 """Numbers of the actor's linear layers in the names of its arrays."""
+
+HEADS = ("gpus", "batch_size", "learning_rate")
+"""Knobs that an actor can set."""
 
 _GOLDEN = 16
 _TOLERANCE = 1e-3
@@ -62,11 +65,13 @@ class Version:
         arrays: Weights and normalisation of the actor, and what a learner goes on from, by name.
         card: Where it comes from: data, seeds, figures, limits. JSON values.
         optional: Fields of the state that its training had to do without now and then.
+        heads: Knobs that the actor sets, of ``HEADS``; the rules set the others.
     """
 
     arrays: Mapping[str, Array]
     card: Mapping[str, Any] = field(default_factory=dict)
     optional: Sequence[str] = ()
+    heads: Sequence[str] = HEADS
 
     @cached_property
     def name(self) -> str:
@@ -138,7 +143,8 @@ class Version:
                 f"{path} does not act as it did when it was written: its outputs are off by"
                 f" {off:.2g}; train it anew with this version"
             )
-        return cls(arrays, header["card"], tuple(header["optional"]))
+        optional, heads = (tuple(header[name]) for name in ("optional", "heads"))
+        return cls(arrays, header["card"], optional, heads)
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -146,6 +152,7 @@ class Version:
             "policy": "ddpg",
             "inputs": list(INPUTS),
             "optional": sorted(self.optional),
+            "heads": sorted(self.heads),
             "card": dict(self.card),
         }
 
@@ -176,6 +183,9 @@ def _parsed(path: Path, told: str | None) -> dict[str, Any]:
         )
     if not isinstance(header.get("card"), dict) or not isinstance(header.get("optional"), list):
         raise PolicyFileError(f"{path} has no model card or does not say what it was trained on")
+    heads = header.get("heads")
+    if not isinstance(heads, list) or not set(heads) <= set(HEADS):
+        raise PolicyFileError(f"{path} does not say which of {', '.join(HEADS)} it sets")
     return header
 
 

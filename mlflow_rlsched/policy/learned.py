@@ -1,4 +1,8 @@
-"""The policy ``ddpg``: what the trained actor proposes, and when ``rules`` decide in its place."""
+"""The policy ``ddpg``: what the trained actor proposes, and when ``rules`` decide in its place.
+
+A version says which knobs its actor sets. Where the learning rate is none of them, the rules set
+it: an actor that was not better at it than they are is not asked.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, Array, action_of, chos
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.proposal import Proposal
+from mlflow_rlsched.policy.rate import rate_proposal
 from mlflow_rlsched.policy.state import State
 
 BEYOND = 0.1
@@ -54,6 +59,7 @@ class Ddpg:
         self.version = trained.name
         self._arrays = trained.arrays
         self._optional = frozenset(trained.optional)
+        self._heads = frozenset(trained.heads)
         self._weights = weights or Weights()
         self._per_node = per_node
         self._explores = explores
@@ -74,17 +80,35 @@ class Ddpg:
         encoded = chosen(actor_outputs(self._arrays, inputs[None]))[0]
         noise = self._noise(history.decisions)
         encoded[-FACTORS:] = np.clip(encoded[-FACTORS:] + noise, -1, 1)
-        action = _possible(action_of(encoded), interval, limits)
+        action, why = _possible(action_of(encoded), interval, limits), ""
+        action = self._of_its_heads(action)
+        if "learning_rate" not in self._heads:
+            by_rule = rate_proposal(interval, history)
+            action = replace(action, lr_factor=by_rule.action.lr_factor)
+            notes, why = {**by_rule.notes, **notes}, f"; {by_rule.reason}"
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
-        return Proposal(action, _told(action, gain), gain, notes, inputs=seen, noise=noise)
+        reason = _told(action, gain, self._heads) + why
+        return Proposal(action, reason, gain, notes, inputs=seen, noise=noise)
+
+    def _of_its_heads(self, action: Action) -> Action:
+        """What it sets of an action."""
+        return Action(
+            action.gpu_delta if "gpus" in self._heads else 0,
+            action.batch_factor if "batch_size" in self._heads else 1.0,
+            action.lr_factor if "learning_rate" in self._heads else 1.0,
+        )
 
     def _noise(self, decision: int) -> tuple[float, float]:
         if self._explores is None:
             return 0.0, 0.0
         random = Random(f"{self._explores} {decision}")  # noqa: S311 - no secret
-        return random.gauss(0, EXPLORATION), random.gauss(0, EXPLORATION)
+        batch, rate = random.gauss(0, EXPLORATION), random.gauss(0, EXPLORATION)
+        return (
+            batch if "batch_size" in self._heads else 0.0,
+            rate if "learning_rate" in self._heads else 0.0,
+        )
 
     def _doubt(self, state: State, inputs: Array, known: Knowledge) -> str | None:
         """Why the actor is not to be trusted here; None when it is."""
@@ -117,9 +141,11 @@ def _possible(action: Action, interval: Interval, limits: Limits) -> Action:
     )
 
 
-def _told(action: Action, gain: float | None) -> str:
+def _told(action: Action, gain: float | None, heads: frozenset[str]) -> str:
     parts = [f"{action.gpu_delta:+d} devices"] if action.gpu_delta else []
-    factors = {"batch": action.batch_factor, "learning rate": action.lr_factor}
+    factors = {"batch": action.batch_factor}
+    if "learning_rate" in heads:
+        factors["learning rate"] = action.lr_factor
     parts += [f"{name} times {factor:.2f}" for name, factor in factors.items() if factor != 1]
     expected = "" if gain is None else f", goodput {gain:+.0%} expected"
     return f"learned: {', '.join(parts) or 'no change'}{expected}"

@@ -24,6 +24,7 @@ from mlflow_rlsched.simulator.parameters import (
     Ranges,
     nodes,
 )
+from mlflow_rlsched.simulator.windows import Flags
 
 
 @cache
@@ -111,13 +112,16 @@ class _Draw:
         per_node = self.random.choice([1.0, 2, 4, 8], runs)
         step_s = model.step_time(nodes(gpus, per_node), gpus, initial / gpus)
         length = self.spread(ranges.length_s)
+        rigid_gpus, rigid_batch = map(self._some, (ranges.rigid_gpus, ranges.rigid_batch))
         bounds = Bounds(
-            gpus_min=np.ones(runs),
-            gpus_max=gpus_max,
+            gpus_min=np.where(rigid_gpus, gpus, 1.0),
+            gpus_max=np.where(rigid_gpus, gpus, gpus_max),
             restart_s=self.spread(ranges.restart_s) if effects.restarts else np.zeros(runs),
             batch_initial=initial,
-            batch_min=np.maximum(np.rint(base / 4), 2),
-            batch_max=np.rint(base * self.spread(ranges.batch_headroom)),
+            batch_min=np.where(rigid_batch, initial, np.maximum(np.rint(base / 4), 2)),
+            batch_max=np.where(
+                rigid_batch, initial, np.rint(base * self.spread(ranges.batch_headroom))
+            ),
             sgd=self.random.random(runs) < 0.5,
             price=self.spread(ranges.price),
             interval_s=np.clip(length / self.spread(ranges.decisions), 1, 60),
@@ -143,6 +147,10 @@ class _Draw:
             **self._memory(np.asarray(initial / gpus)),
             **self._world(np.asarray(initial / step_s)),
         )
+
+    def _some(self, share: float) -> Flags:
+        """Some of the runs; where there are none, what else is drawn stays the same."""
+        return self.random.random(self.runs) < share if share else np.zeros(self.runs, bool)
 
     def _learning(self) -> dict[str, Any]:
         ranges, on, random = self.ranges, self.effects.learning_rate, self.random

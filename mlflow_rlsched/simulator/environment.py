@@ -48,6 +48,16 @@ class RunEnvironment:
     last ignores its action, begins another run in its place and returns what that one's first
     interval showed, with a reward of 0 (as ``AutoresetMode.NEXT_STEP`` of Gymnasium does).
 
+    Args:
+        count: Runs.
+        seed: Of all that is drawn.
+        effects: What the runs are subject to.
+        ranges: How widely they differ.
+        apps: Applications that they are like; all by default.
+        weights: Reward weights (alpha, beta, gamma, smoothness) of each run.
+        runs: As many runs, at their beginning, in the place of those that effects, ranges and apps
+            describe; they renew themselves.
+
     Attributes:
         runs: The runs.
         history: What is remembered of them.
@@ -63,8 +73,9 @@ class RunEnvironment:
         ranges: Ranges | None = None,
         apps: Sequence[str] | None = None,
         weights: Sequence[float] = WEIGHTS,
+        runs: Runs | None = None,
     ) -> None:
-        self.runs = Runs(count, seed, effects, ranges, apps)
+        self.runs = runs or Runs(count, seed, effects, ranges, apps)
         self._random = np.random.default_rng([seed, 1])
         self.weights = np.tile(np.asarray(weights, float), (count, 1))
         self.history = Histories.new(count)

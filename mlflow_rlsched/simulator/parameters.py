@@ -70,6 +70,8 @@ class Ranges:
         batch_headroom: Largest batch allowed over the base batch.
         batch_start: Initial batch over the base batch.
         gpus_max: Most devices allowed.
+        rigid_gpus: Part of the runs whose devices cannot change.
+        rigid_batch: Part of the runs whose batch cannot.
         lr_optimum: Best learning rate over the user's, at the initial batch.
         lr_fall_below: p of 1 / cosh(p ln(rate / best)) below the best rate.
         lr_fall_above: The same above it.
@@ -94,6 +96,8 @@ class Ranges:
     batch_headroom: Range = (8.0, 64.0)
     batch_start: Range = (1.0, 4.0)
     gpus_max: Range = (1.0, 16.0)
+    rigid_gpus: float = 0.0
+    rigid_batch: float = 0.0
     lr_optimum: Range = (0.05, 20.0)
     lr_fall_below: Range = (0.65, 1.0)
     lr_fall_above: Range = (0.6, 1.6)

@@ -27,6 +27,7 @@ from mlflow_rlsched.simulator.windows import Flags
 LOST = 5.0
 """Logarithm of the loss over what it would be from which it is not finite."""
 
+_UPSET = 0.1  # the same from which nothing is learnt
 _STUCK = 3.0  # the same of a training that is back where it began
 _DIRECTIONS = 100.0  # directions over which the gradient's noise spreads: its estimates' error
 _OOM_S = 1.0  # seconds until the first step runs out of memory
@@ -117,10 +118,24 @@ class Runs:
         self.ended[runs] = self._ran_out[runs] = self._broken[runs] = False
         self._world(runs)
 
-    def begin_with(self, gpus: Floats) -> None:
-        """Begin with other devices; the length of the training in steps stays."""
-        self.parameters.gpus_start[:] = gpus
-        self.settings.gpus[:] = self._applied.gpus[:] = gpus
+    @property
+    def learning(self) -> Flags:
+        """Whether a run's loss is where its progress puts it: only then does it go on learning."""
+        return np.asarray(self._upset <= _UPSET)
+
+    def begin_with(self, gpus: Floats, batch: Floats | None = None) -> None:
+        """Begin with other devices, and with another batch at the same learning rate.
+
+        The training stays as long, in steps at the base batch.
+        """
+        p, bounds = self.parameters, self.bounds
+        p.gpus_start[:] = self.settings.gpus[:] = self._applied.gpus[:] = gpus
+        if batch is None:
+            return
+        usual = 10 ** p.noise_scale.mean(axis=1)
+        p.lr_optimum *= self._best_by_batch(batch)
+        p.planned *= (batch + usual) / (bounds.batch_initial + usual)
+        bounds.batch_initial[:] = self.settings.batch[:] = self._applied.batch[:] = batch
 
     def repeated(self, times: int) -> Runs:
         """Runs of their own, each of these ``times`` in a row, where these are now."""
@@ -150,14 +165,20 @@ class Runs:
         use = gradient * rate / batch * (0.3 + 0.7 * busy / gradient)
         noise = 10 ** along(p.noise_scale, self.progress)
         usual = 10 ** p.noise_scale.mean(axis=1)
-        room = (1 + usual / bounds.batch_initial) / (1 + usual / batch)
-        room = room * ((1 + usual / batch) / (1 + noise / batch)) ** p.lr_drift
-        best = p.lr_optimum * np.where(bounds.sgd, room, np.sqrt(room))
+        drift = ((1 + usual / batch) / (1 + noise / batch)) ** p.lr_drift
+        drift = np.where(bounds.sgd, drift, np.sqrt(drift))
+        best = p.lr_optimum * self._best_by_batch(batch) * drift
         off = np.log(settings.lr_scale / best)
         fall = np.where(off < 0, p.lr_fall_below, p.lr_fall_above)
         worth = (1 + noise / p.base_batch) / (1 + noise / batch) / np.cosh(fall * off)
-        learnt = np.where(self._upset > 0.1, 0.0, worth)
+        learnt = np.where(self.learning, worth, 0.0)
         return Speed(rate, 1 - rate / computed, use, off, noise, rate / batch * learnt / p.steps)
+
+    def _best_by_batch(self, batch: Floats) -> Floats:
+        """Best rate at a batch over that at the initial one, at the usual noise scale."""
+        usual = 10 ** self.parameters.noise_scale.mean(axis=1)
+        room = (1 + usual / self.bounds.batch_initial) / (1 + usual / batch)
+        return np.asarray(np.where(self.bounds.sgd, room, np.sqrt(room)))
 
     def advance(self, wanted: Settings) -> Measured:
         """Train for an interval.

@@ -77,6 +77,17 @@ def test_the_champion_is_registered_where_there_is_a_registry(
     assert found.tags["rlsched.version"] == shipped
 
 
+def test_a_tracking_store_that_is_damaged_is_said(
+    rlsched: Rlsched, low: str, tmp_path: Path
+) -> None:
+    (tmp_path / "none.db").write_text("x" * 5000)
+    result = rlsched("policy", "promote", low)
+    assert result.exit_code == 0
+    assert "not registered: sqlite:///" in result.stdout
+    assert "file is not a database" in result.stdout
+    assert Versions().champion().version.name == LOW.name
+
+
 def test_a_registry_that_does_not_answer_is_said(
     rlsched: Rlsched, low: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

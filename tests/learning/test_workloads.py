@@ -10,6 +10,7 @@ import pytest
 from mlflow_rlsched.learning.workloads import Recorded, Workload, WorkloadError, recorded
 from mlflow_rlsched.policy.advice import Goodput
 from mlflow_rlsched.policy.baselines import Rules
+from mlflow_rlsched.simulator.environment import RunEnvironment
 from mlflow_rlsched.simulator.models import Throughput
 from mlflow_rlsched.simulator.parameters import HORIZON, Effects, Ranges, along
 from mlflow_rlsched.simulator.run import Runs
@@ -99,6 +100,24 @@ def test_the_same_seed_gives_the_same_runs_and_others_follow_them(known: list[Re
     batches = {each.batch for each in known}
     assert set(one.settings.batch[some]) <= batches
     assert (one.elapsed[some] == 0).all()
+
+
+def test_they_are_decided_on_in_the_environment_and_renewed_by_themselves(
+    known: list[Recorded],
+) -> None:
+    environment = RunEnvironment(8, 4, runs=Workload(known).runs(8, 4))
+    still, renewed = np.zeros((8, 3)), np.zeros(8, bool)
+    models = np.array([each.throughput for each in known])
+    while not renewed.all():
+        before = environment.runs.parameters.steps.copy()
+        step = environment.step(still)
+        assert np.isfinite(step.states).all()
+        others = environment.runs.parameters.steps != before
+        drawn = environment.runs.parameters.throughput[others, None]
+        assert np.isclose(drawn, models).all(-1).any(-1).all()
+        assert not step.rewards[others].any()
+        renewed |= others
+    assert environment.history.decisions.any()
 
 
 def test_the_fits_error_is_said(decided: list[list[Record]]) -> None:

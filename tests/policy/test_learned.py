@@ -9,7 +9,7 @@ import pytest
 from mlflow_rlsched.config.keys import Reward as Weights
 from mlflow_rlsched.policy.action import NO_CHANGE
 from mlflow_rlsched.policy.baselines import Rules
-from mlflow_rlsched.policy.checkpoint import Version
+from mlflow_rlsched.policy.checkpoint import HEADS, Version
 from mlflow_rlsched.policy.ddpg import Learner
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
@@ -19,6 +19,7 @@ from mlflow_rlsched.policy.learned import Ddpg
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.measuring import observe
 from mlflow_rlsched.policy.proposal import Proposal
+from mlflow_rlsched.policy.rate import rate_proposal
 from mlflow_rlsched.policy.state import build_state
 from tests.policy.builders import interval, reports
 from tests.policy.toy import train
@@ -55,6 +56,35 @@ def test_it_does_what_the_actor_says(tmp_path: Path) -> None:
     assert proposal.action.lr_factor == pytest.approx(1 - 0.2 * np.tanh(0.5), abs=0.02)
     assert proposal.action.gpu_delta == 0
     assert "learning rate times 0.9" in proposal.reason
+
+
+def test_the_rules_set_the_rate_where_the_actor_was_not_taught_to(tmp_path: Path) -> None:
+    taught = replace(version(), heads=("gpus", "batch_size"))
+    taught.arrays["actor.body.4.bias"][-2] = 0.5
+    taught.save(tmp_path / "policy")
+    policy = Ddpg(Version.read(tmp_path / "policy"), explores="a run")
+    proposal, told, observed = propose(policy)
+    rules = rate_proposal(told, observed)
+    assert proposal.action.lr_factor == rules.action.lr_factor
+    assert proposal.action.batch_factor > 1.03
+    assert proposal.reason.endswith(f"; {rules.reason}")
+    assert proposal.notes.items() >= rules.notes.items()
+    assert proposal.noise[1] == 0.0 != proposal.noise[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "bias"), [("gpus", (-3, 9.0)), ("batch_size", (-2, 1.0)), ("learning_rate", (-1, 1.0))]
+)
+def test_it_leaves_what_it_has_no_head_for(head: str, bias: tuple[int, float]) -> None:
+    trained = replace(version(), heads=tuple(set(HEADS) - {head}))
+    trained.arrays["actor.body.4.bias"][bias[0]] = bias[1]
+    action = propose(Ddpg(trained))[0].action
+    changed = {
+        "gpus": action.gpu_delta != 0,
+        "batch_size": action.batch_factor != 1,
+        "learning_rate": action.lr_factor > 1.1,
+    }
+    assert not changed[head]
 
 
 def test_what_the_training_cannot_do_is_not_proposed() -> None:

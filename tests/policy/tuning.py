@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_rlsched.policy.ddpg import Learner
-from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, LAST_ACTION, Array, encode
+from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, LAST_ACTION, WEIGHTS_AT, Array, encode
 from mlflow_rlsched.policy.replay import Transitions
 
 WEIGHTS = (1.0, 0.5, 1.0, 0.1)
@@ -35,12 +35,8 @@ class Tuning:
         found = np.zeros((len(self.offset), len(INPUTS)), np.float32)
         found[:, SHOWN] = self.offset / 10
         found[:, LAST_ACTION] = self.last
-        found[:, len(INPUTS) - 8 : len(INPUTS) - 4] = WEIGHTS
+        found[:, WEIGHTS_AT] = WEIGHTS
         return found
-
-    def act(self, actions: Array) -> Array:
-        self.take(actions)
-        return self.reset() if self.step == LENGTH else self.inputs()
 
     def take(self, actions: Array) -> tuple[Transitions, Array]:
         """Act; the transitions, and the mean useful throughput of each environment."""

@@ -215,3 +215,29 @@ def test_curves_are_followed_linearly() -> None:
 def test_every_parameter_is_documented() -> None:
     text = Parameters.__doc__ or ""
     assert all(f"{name}:" in text for name in Parameters.__dataclass_fields__)
+
+
+def test_a_start_with_another_batch_is_the_same_training() -> None:
+    usual, other = Runs(COUNT), Runs(COUNT)
+    batch = usual.bounds.batch_max
+    other.begin_with(usual.settings.gpus, batch)
+    assert np.array_equal(other.settings.batch, batch)
+    assert np.array_equal(other.bounds.batch_initial, batch)
+    kept_rate = replace(usual.settings.copy(), batch=batch)
+    for name in ("rate", "off", "progress"):
+        same = getattr(other.speed(other.settings), name)
+        assert same == pytest.approx(getattr(usual.speed(kept_rate), name)), name
+    assert not (other.parameters.planned < usual.parameters.planned).any()
+
+
+def test_a_run_that_diverges_does_not_learn() -> None:
+    runs = Runs(COUNT, effects=replace(NONE, learning_rate=True))
+    runs.parameters.lr_optimum[:] = 1.0
+    runs.parameters.loss_top[:] = 1.2  # none explodes
+    assert runs.learning.all()
+    runs.parameters.lr_optimum[:] = 1e-3
+    runs.advance(runs.settings)
+    assert not runs.learning.any()
+    before = runs.progress.copy()
+    runs.advance(runs.settings)
+    assert (runs.progress <= before).all()
