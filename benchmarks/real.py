@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from benchmarks.figures import Figure, command
+from benchmarks.figures import Figure, show
 from benchmarks.host import PROJECTS, Host, host
 
 POLICIES = ("rules", "ddpg")
@@ -113,12 +114,12 @@ class Result:
     changes: int
 
 
-def measure(quick: bool) -> list[Figure]:
+def measure(quick: bool, policies: Sequence[str] = POLICIES) -> list[Figure]:
     """Both figures of each case and policy; 90 minutes, or ``quick``, one seed each, twenty."""
     figures = []
     with host(slots=2) as place:
         for case in CASES:
-            for policy in POLICIES:
+            for policy in policies:
                 pairs = [pair(place, case, policy, seed) for seed in range(1 if quick else 5)]
                 figures += _figures(case, policy, pairs)
     return figures
@@ -211,7 +212,15 @@ def _figures(case: Case, policy: str, pairs: list[tuple[Result, Result]]) -> lis
     ]
 
 
-main = command(measure)
+@click.command(help=__doc__)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--quick", is_flag=True, help="One seed each.")
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="Both by default."
+)
+def main(as_json: bool, quick: bool, policies: tuple[str, ...]) -> None:
+    show(measure(quick, policies or POLICIES), as_json)
+
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -34,35 +35,52 @@ JUMP = 0.1
 """Length of a jump of the rate over that of the run."""
 
 
-def measure(quick: bool, version: Version | None, apps: tuple[str, ...] = UNSEEN) -> list[Figure]:
-    """All figures; a quarter of an hour."""
+PARTS = ("novice", "tuned", "idle", "memory", "jump")
+"""What is measured: starts of novices and tuned ones, idle devices, memory, jumps of the rate."""
+
+
+def measure(
+    quick: bool,
+    version: Version | None,
+    apps: tuple[str, ...] = UNSEEN,
+    parts: Sequence[str] = PARTS,
+) -> list[Figure]:
+    """The figures of some parts; all take three quarters of an hour on two cores."""
     count = 20 if quick else 200
     policies = contenders(version)
     with_hindsight = [*policies, Contender(HINDSIGHT)]
-    novices = {axis: sim_starts.novice(count, effects, apps) for axis, effects in AXES.items()}
+    cases: dict[str, tuple[Runs, list[Contender]]] = {}
     crowded = sim_starts.VaryingMemory(count, apps)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        tuneds = dict(zip(AXES, pool.map(tuned, novices.values()), strict=True))
-        cases: dict[str, tuple[Runs, list[Contender]]] = {
-            **{f"novice, {axis}": (runs, with_hindsight) for axis, runs in novices.items()},
-            **{f"tuned, {axis}": (runs, with_hindsight) for axis, runs in tuneds.items()},
-            "imagenet": (sim_starts.imagenet(count), policies),
-            "memory": (crowded, policies),
-            "jump": (sim_starts.RaisedRate(count, apps, JUMP), policies),
-            "raise": (sim_starts.RaisedRate(count, apps, np.inf), policies),
-        }
+        novices = {axis: sim_starts.novice(count, effects, apps) for axis, effects in AXES.items()}
+        if "novice" in parts:
+            cases |= {f"novice, {axis}": (runs, with_hindsight) for axis, runs in novices.items()}
+        if "tuned" in parts:
+            tuneds = dict(zip(AXES, pool.map(tuned, novices.values()), strict=True))
+            cases |= {f"tuned, {axis}": (runs, with_hindsight) for axis, runs in tuneds.items()}
+        if "idle" in parts:
+            cases["idle"] = sim_starts.imagenet(count), policies
+        if "memory" in parts:
+            cases["memory"] = crowded, policies
+        if "jump" in parts:
+            cases["jump"] = sim_starts.RaisedRate(count, apps, JUMP), policies
+            cases["raise"] = sim_starts.RaisedRate(count, apps, np.inf), policies
         played = side_by_side(pool, cases)
     figures = []
-    for axis in AXES:
-        figures += sim_figures.novice(f"novice, {axis}", played[f"novice, {axis}"])
-    for axis, runs in tuneds.items():
-        start = f"tuned, {axis}"
-        figures += sim_figures.tuned(start, played[start], _apps(runs, apps))
-    figures += sim_figures.idle("ImageNet, novice on 8 of 16", played["imagenet"])
-    at_once = int(np.sum(crowded.most_samples() * crowded.settings.gpus < crowded.settings.batch))
-    figures += sim_figures.interruptions("near the memory's limit", played["memory"], at_once)
-    figures += sim_figures.recovery("rate too high for a tenth of the run", played["jump"])
-    figures += sim_figures.recovery("rate too high for good", played["raise"])
+    for name, found in played.items():
+        if name.startswith("novice"):
+            figures += sim_figures.novice(name, found)
+        elif name.startswith("tuned"):
+            figures += sim_figures.tuned(name, found, _apps(cases[name][0], apps))
+    if "idle" in parts:
+        figures += sim_figures.idle("ImageNet, novice on 8 of 16", played["idle"])
+    if "memory" in parts:
+        held = crowded.most_samples() * crowded.settings.gpus
+        at_once = int(np.sum(held < crowded.settings.batch))
+        figures += sim_figures.interruptions("near the memory's limit", played["memory"], at_once)
+    if "jump" in parts:
+        figures += sim_figures.recovery("rate too high for a tenth of the run", played["jump"])
+        figures += sim_figures.recovery("rate too high for good", played["raise"])
     return figures
 
 
@@ -87,8 +105,9 @@ def _version(text: str | None) -> Version | None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--quick", is_flag=True, help="Fewer and shorter runs, to try the command.")
 @click.option("--policy", help="Version of ddpg: its name or file; the shipped one by default.")
-def main(as_json: bool, quick: bool, policy: str | None) -> None:
-    show(measure(quick, _version(policy)), as_json)
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="All by default.")
+def main(as_json: bool, quick: bool, policy: str | None, parts: tuple[str, ...]) -> None:
+    show(measure(quick, _version(policy), parts=parts or PARTS), as_json)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,10 @@ def test_a_novice_start_with_and_without_us_and_a_kill(folder: Path) -> None:
     assert not (folder / "left-over").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "backend"), [(signal.SIGINT, "rlsched"), (signal.SIGTERM, "local")]
-)
-def test_an_interrupt_leaves_nothing_alive(folder: Path, number: int, backend: str) -> None:
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "rules"), (signal.SIGTERM, "fixed")])
+def test_an_interrupt_leaves_nothing_alive(folder: Path, number: int, name: str) -> None:
     demo = start(folder)
-    if backend == "rlsched":
+    if name == "rules":
         attempts = folder / "home" / "runs"
         wait_for(lambda: list(attempts.glob("*/attempts/1/report.jsonl")), 240)
     else:
@@ -80,7 +78,7 @@ def test_an_interrupt_leaves_nothing_alive(folder: Path, number: int, backend: s
     assert "Traceback" not in output
     assert alive(folder) == []
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    (run,) = client.search_runs(["0"], f"attributes.run_name = '{backend}'")
+    (run,) = client.search_runs(["0"], f"attributes.run_name = '{name}'")
     assert run.info.status in ("KILLED", "FAILED")
 
 
