@@ -40,7 +40,7 @@ def test_a_fresh_host_is_well(rlsched: Rlsched, url: str) -> None:
     result = rlsched("doctor")
     assert result.exit_code == 0, result.stdout
     assert result.stdout.count("✓") == 10
-    assert "policy fixed: tuning is off" in result.stdout
+    assert "policy ddpg: tunes what runs allow" in result.stdout
     assert not Path(url.removeprefix("sqlite:///")).exists(), "a check makes no store"
 
 
