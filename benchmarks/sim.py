@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 
 import click
 import numpy as np
 
-from benchmarks import sim_figures, sim_starts
+from benchmarks import sim_figures
 from benchmarks.figures import Figure, show
-from benchmarks.sim_policies import HINDSIGHT, Contender, contenders, side_by_side
+from benchmarks.sim_policies import HINDSIGHT, WORKERS, contenders, side_by_side
+from benchmarks.sim_starts import SEED, RaisedRate, VaryingMemory, imagenet
 from benchmarks.sim_tuned import tuned
+from mlflow_rlsched.learning.comparison import HELD_OUT, Chosen, novice
+from mlflow_rlsched.learning.parallel import spread
 from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
 from mlflow_rlsched.policy.inputs import Array
 from mlflow_rlsched.simulator.drawing import applications
 from mlflow_rlsched.simulator.parameters import Effects
 from mlflow_rlsched.simulator.run import Runs
 from mlflow_rlsched.versions import SHIPPED, VersionNotFoundError, Versions
-
-UNSEEN = ("bert", "deepspeech2")
-"""Applications that nothing was trained on, fitted to or chosen by."""
 
 AXES = {
     "measured axes": replace(Effects(), learning_rate=False),
@@ -42,30 +40,29 @@ PARTS = ("novice", "tuned", "idle", "memory", "jump")
 def measure(
     quick: bool,
     version: Version | None,
-    apps: tuple[str, ...] = UNSEEN,
+    apps: tuple[str, ...] = HELD_OUT,
     parts: Sequence[str] = PARTS,
 ) -> list[Figure]:
     """The figures of some parts; all take three quarters of an hour on two cores."""
     count = 20 if quick else 200
     policies = contenders(version)
-    with_hindsight = [*policies, Contender(HINDSIGHT)]
-    cases: dict[str, tuple[Runs, list[Contender]]] = {}
-    crowded = sim_starts.VaryingMemory(count, apps)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        novices = {axis: sim_starts.novice(count, effects, apps) for axis, effects in AXES.items()}
-        if "novice" in parts:
-            cases |= {f"novice, {axis}": (runs, with_hindsight) for axis, runs in novices.items()}
-        if "tuned" in parts:
-            tuneds = dict(zip(AXES, pool.map(tuned, novices.values()), strict=True))
-            cases |= {f"tuned, {axis}": (runs, with_hindsight) for axis, runs in tuneds.items()}
-        if "idle" in parts:
-            cases["idle"] = sim_starts.imagenet(count), policies
-        if "memory" in parts:
-            cases["memory"] = crowded, policies
-        if "jump" in parts:
-            cases["jump"] = sim_starts.RaisedRate(count, apps, JUMP), policies
-            cases["raise"] = sim_starts.RaisedRate(count, apps, np.inf), policies
-        played = side_by_side(pool, cases)
+    with_hindsight = {**policies, HINDSIGHT: HINDSIGHT}
+    cases: dict[str, tuple[Runs, Mapping[str, Chosen]]] = {}
+    crowded = VaryingMemory(count, apps)
+    novices = {axis: novice(count, SEED, apps, effects) for axis, effects in AXES.items()}
+    if "novice" in parts:
+        cases |= {f"novice, {axis}": (runs, with_hindsight) for axis, runs in novices.items()}
+    if "tuned" in parts:
+        begun = dict(spread(tuned, list(novices.values()), WORKERS))
+        cases |= {f"tuned, {axis}": (begun[n], with_hindsight) for n, axis in enumerate(novices)}
+    if "idle" in parts:
+        cases["idle"] = imagenet(count), policies
+    if "memory" in parts:
+        cases["memory"] = crowded, policies
+    if "jump" in parts:
+        cases["jump"] = RaisedRate(count, apps, JUMP), policies
+        cases["raise"] = RaisedRate(count, apps, np.inf), policies
+    played = side_by_side(cases)
     figures = []
     for name, found in played.items():
         if name.startswith("novice"):

@@ -7,16 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlflow_rlsched.learning.comparison import FOLLOWED, NOVICE, one_or_all
 from mlflow_rlsched.simulator.measured import Measured, Settings
-from mlflow_rlsched.simulator.models import Floats
 from mlflow_rlsched.simulator.parameters import HORIZON, Effects, Ranges
 from mlflow_rlsched.simulator.run import Runs
-
-FOLLOWED = 20.0
-"""Running time to which a novice's run is followed, over its length at the drawn devices."""
-
-NOVICE = Ranges(batch_start=(1.0, 1.0), lr_optimum=(0.1, 10.0))
-"""The base batch, and a rate up to 10 times off."""
 
 SEED = 2026
 
@@ -24,14 +18,6 @@ _VARIES = 0.1  # of the memory of a sample, from interval to interval; assumed
 _RAISED_AT = 0.5  # progress
 _RAISED_FOR = 2.5  # running time to which it is followed, over its length
 _RAISED_TO = 1.5  # rate over the one that diverges
-
-
-def novice(count: int, effects: Effects, apps: Sequence[str]) -> Runs:
-    """Runs at the base batch, on one device or on all, with a rate up to 10 times off."""
-    runs = Runs(count, SEED, effects, NOVICE, apps)
-    runs.begin_with(_one_or_all(runs))
-    runs.parameters.horizon_s *= FOLLOWED / HORIZON
-    return runs
 
 
 def imagenet(count: int) -> Runs:
@@ -57,7 +43,7 @@ class VaryingMemory(Runs):
     def __init__(self, count: int, apps: Sequence[str]) -> None:
         super().__init__(count, SEED, None, replace(NOVICE, memory_use=(0.8, 1.1)), apps)
         drawn = self.parameters.gpus_start.copy()
-        self.begin_with(_one_or_all(self))
+        self.begin_with(one_or_all(self))
         # The memory was drawn for the batch of a device with the drawn devices.
         self._usual = self.parameters.memory_sample * self.parameters.gpus_start / drawn
         self._lengths = np.random.default_rng(SEED)
@@ -103,9 +89,3 @@ class RaisedRate(Runs):
         self.recovered_at = np.where(back, self.elapsed, self.recovered_at)
         self.ended = self.ended | back
         return seen
-
-
-def _one_or_all(runs: Runs) -> Floats:
-    """One device for half of the runs, all that a batch can be spread over for the others."""
-    most = np.minimum(runs.bounds.gpus_max, runs.bounds.batch_initial)
-    return np.where(np.arange(len(most)) % 2 == 1, most, 1.0)

@@ -140,10 +140,9 @@ class Demo:
     def train(self, name: str, size: Size) -> Any:
         """Run the project to its end, and return the MLflow run; one is killed on the way."""
         backend, *options = RUNS[name]
-        command = ["mlflow", "run", "projects/digits", "--backend", backend, *size.parameters]
-        if backend == "rlsched":
-            command += ["--backend-config", f'{{"policy": "{name}"}}']
-        console.print(f"[bold]$ {' '.join(command)}[/]\n")
+        command = ["mlflow", "run", "projects/digits", "--backend", backend, *options]
+        shown = escape(shlex.join([*command, *size.parameters]))
+        console.print(f"[bold]$ {shown}[/]\n")
         self.earlier = set((self.home / "runs").glob("*"))
         process = subprocess.Popen(
             [
@@ -248,13 +247,21 @@ class Demo:
 
     def _comparison(self, runs: dict[str, Any]) -> Table:
         target = max(point.value for point in self.history(runs["fixed"]))
-        headings = ("policy", f"time to {target:.1%}", "final accuracy", "whole run", "changes")
+        headings = (
+            "policy",
+            "backend",
+            f"time to {target:.1%}",
+            "final accuracy",
+            "whole run",
+            "changes",
+        )
         table = Table(*headings, title="The same start, three ways to decide", expand=True)
         for name, run in runs.items():
             began = run.info.start_time
             reached = [p.timestamp for p in self.history(run) if p.value >= target]
             table.add_row(
-                f"{name} ({RUNS[name][0]} backend)",
+                name,
+                RUNS[name][0],
                 f"{(min(reached) - began) / 1000:.0f} s" if reached else "not reached",
                 f"{run.data.metrics['val_accuracy']:.1%}",
                 f"{(run.info.end_time - began) / 1000:.0f} s",

@@ -262,8 +262,8 @@ class Versions:
     def _shipped(self) -> Version:
         if not SHIPPED.exists():
             raise PolicyFileError(
-                "there is no trained policy yet: write the policy rules or goodput, or make the"
-                " file of one the champion by `rlsched policy promote FILE`"
+                "there is no trained policy yet: write the policy rules or goodput, or train one by"
+                " `rlsched policy train` and make it the champion by `rlsched policy promote`"
             )
         if SHIPPED not in self._known:
             self._known[SHIPPED] = Version.read(SHIPPED)

@@ -66,6 +66,13 @@ store_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
 )
+seed_option = click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**32 - 1),
+    help="Of all that is drawn.",
+)
 
 
 def resolve_store(text: str | None) -> str:

@@ -16,23 +16,15 @@ from mlflow_rlsched.cli.common import (
     print_json,
     print_table,
     progress_bar,
+    seed_option,
     table,
 )
 from mlflow_rlsched.cli.experiments import experiment_option, fit_in_words, fitted_to
 
 if TYPE_CHECKING:
-    from mlflow_rlsched.learning.comparison import Chosen, Comparison, Source
+    from mlflow_rlsched.learning.comparison import Chosen, Comparison
     from mlflow_rlsched.learning.evaluation import Played
-
-_LARGEST_SEED = 2**32 - 1
-
-workers_option = click.option(
-    "--workers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 1024),
-    help="Processes; the figures do not depend on it.",
-)
+    from mlflow_rlsched.simulator.run import Source
 
 
 @click.command()
@@ -45,8 +37,14 @@ workers_option = click.option(
 )
 @experiment_option
 @click.option("--runs", default=64, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, _LARGEST_SEED))
-@workers_option
+@seed_option
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Processes; the figures do not depend on it.",
+)
 @json_option
 def evaluate(
     name: str | None,

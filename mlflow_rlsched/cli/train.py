@@ -20,14 +20,16 @@ from mlflow_rlsched.cli.common import (
     plain,
     print_json,
     progress_bar,
+    seed_option,
 )
 from mlflow_rlsched.cli.experiments import experiment_option, fit_in_words, fitted_to
 from mlflow_rlsched.credentials import redacted
 
 if TYPE_CHECKING:
     from mlflow_rlsched.learning.mlflow_log import Log
-    from mlflow_rlsched.learning.pretraining import Pretraining, Source
+    from mlflow_rlsched.learning.pretraining import Pretraining
     from mlflow_rlsched.policy.checkpoint import Version
+    from mlflow_rlsched.simulator.run import Source
 
 EVERY = 10
 """Rounds between two checkpoints."""
@@ -42,7 +44,7 @@ EVERY = 10
     type=click.IntRange(8, 100_000),
     help="Simulated runs side by side.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1))
+@seed_option
 @experiment_option
 @click.option(
     "--folder",

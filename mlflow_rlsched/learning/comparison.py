@@ -14,8 +14,9 @@ from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.checkpoint import Version
 from mlflow_rlsched.policy.learned import Ddpg
 from mlflow_rlsched.policy.proposal import Policy
+from mlflow_rlsched.simulator.models import Floats
 from mlflow_rlsched.simulator.parameters import HORIZON, Effects, Ranges
-from mlflow_rlsched.simulator.run import Runs
+from mlflow_rlsched.simulator.run import Runs, Source
 
 HELD_OUT = ("bert", "deepspeech2")
 """Applications that no policy is trained on or chosen by."""
@@ -23,10 +24,11 @@ HELD_OUT = ("bert", "deepspeech2")
 AT_ONCE = 8
 """Runs that are played together."""
 
-_FOLLOWED = 20.0  # lengths at the initial setting, over which novice starts are followed
+NOVICE = Ranges(batch_start=(1.0, 1.0), lr_optimum=(0.1, 10.0))
+"""The base batch, and a rate up to 10 times off."""
 
-Source = Callable[[int, int], Runs]
-"""Draws runs, so many and by a seed; picklable where several processes play them."""
+FOLLOWED = 20.0
+"""Running time to which a novice's run is followed, over its length at the drawn devices."""
 
 Chosen = str | Version
 """A version of the learned policy, or one of ``POLICIES``."""
@@ -52,12 +54,16 @@ def novice(
         apps: Applications that they are like.
         effects: What they are subject to.
     """
-    ranges = Ranges(batch_start=(1.0, 1.0), lr_optimum=(0.1, 10.0))
-    runs = Runs(count, seed, effects, ranges, apps)
-    most = np.minimum(runs.bounds.gpus_max, runs.bounds.batch_initial)
-    runs.begin_with(np.where(np.arange(count) % 2 == 1, most, 1.0))
-    runs.parameters.horizon_s *= _FOLLOWED / HORIZON
+    runs = Runs(count, seed, effects, NOVICE, apps)
+    runs.begin_with(one_or_all(runs))
+    runs.parameters.horizon_s *= FOLLOWED / HORIZON
     return runs
+
+
+def one_or_all(runs: Runs) -> Floats:
+    """One device for every other run, for the rest all that their batches can be spread over."""
+    most = np.minimum(runs.bounds.gpus_max, runs.bounds.batch_initial)
+    return np.where(np.arange(len(most)) % 2 == 1, most, 1.0)
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,11 @@ class _Part:
     def play(self) -> Played:
         runs = self.runs(self.count, self.seed)
         nodes = runs.parameters.gpus_per_node
-        return play(runs, lambda run: _policy(self.policy, float(nodes[run])))
+        return play(runs, lambda run: policy_of(self.policy, float(nodes[run])))
 
 
-def _policy(chosen: Chosen, per_node: float) -> Policy:
+def policy_of(chosen: Chosen, per_node: float) -> Policy:
+    """The policy that decides on a run whose nodes have so many devices."""
     if isinstance(chosen, Version):
         return Ddpg(chosen, per_node=per_node)
     return POLICIES[chosen](per_node)

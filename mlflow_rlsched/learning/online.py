@@ -26,7 +26,7 @@ from mlflow_rlsched.learning.evaluation import Estimate, Played, mean_of, play
 from mlflow_rlsched.learning.experience import experience, fill, usable
 from mlflow_rlsched.learning.improvement import NEVER, evaluate, improve
 from mlflow_rlsched.learning.mlflow_log import Log
-from mlflow_rlsched.learning.workloads import Workload, WorkloadError
+from mlflow_rlsched.learning.workloads import NEWEST, Workload, WorkloadError
 from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
 from mlflow_rlsched.policy.ddpg import Learner, Settings
 from mlflow_rlsched.policy.divergence import DivergenceError, Health, Watch
@@ -37,9 +37,6 @@ from mlflow_rlsched.simulator.run import Runs
 from mlflow_rlsched.store import Store, StoreError, Transition, open_store
 from mlflow_rlsched.training import Session, attach
 from mlflow_rlsched.versions import VersionNotFoundError, Versions
-
-RECENT = 20
-"""Recorded runs, the newest, that the simulated ones are fitted to."""
 
 WORSE = math.log(0.99)
 """Logarithm of the ratio of the times from which a candidate counts as worse on other runs."""
@@ -165,7 +162,7 @@ class OnlineLearning:
         return known
 
     def _fitted(self) -> Workload:
-        newest = list(dict.fromkeys(item.run_id for item in reversed(self._transitions)))[:RECENT]
+        newest = list(dict.fromkeys(item.run_id for item in reversed(self._transitions)))[:NEWEST]
         tasks = [task for run_id in newest if (task := self._store.get(run_id)) is not None]
         try:
             return Workload.fit(list(decision_log.read(Path(task.spec.run_dir))) for task in tasks)

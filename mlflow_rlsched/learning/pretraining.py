@@ -9,7 +9,7 @@ worth, so that it can go on from real runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from mlflow_rlsched.policy.learned import EXPLORATION
 from mlflow_rlsched.policy.replay import Replay, Returns
 from mlflow_rlsched.simulator.environment import WEIGHTS as USUAL
 from mlflow_rlsched.simulator.parameters import Ranges
-from mlflow_rlsched.simulator.run import Runs
+from mlflow_rlsched.simulator.run import Runs, Source
 
 TRAINED_ON = ("cifar10", "imagenet", "ncf")
 """Applications that policies are trained on; yolov3 is there to choose by, the rest to judge by."""
@@ -38,9 +38,6 @@ RANGES = Ranges(rigid_gpus=0.3, rigid_batch=0.15)
 
 HEADS = ("gpus", "batch_size")
 """Knobs that the actor sets; there is nobody to learn the rate from, so the rules set it."""
-
-Source = Callable[[int, int], Runs]
-"""Draws runs, so many and by a seed."""
 
 _FOLDED = 10  # most rewards that a transition sums up
 _USUAL = 0.5  # part of the runs with the usual weights of the reward
@@ -182,7 +179,7 @@ class _World:
     def act(self, action: Array) -> None:
         """Take encoded actions, with another rate and now and then something else."""
         random, environment = self._random, self.rollouts.environment
-        begins, count = environment._over, len(action)
+        begins, count = environment.over, len(action)
         environment.weights[begins] = self._weights(int(begins.sum()))
         deltas, batch, _ = decode(action)
         other = random.random(count) < _TRIED_GPUS

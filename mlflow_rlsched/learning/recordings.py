@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.credentials import redacted
-from mlflow_rlsched.learning.workloads import Recorded, recorded
+from mlflow_rlsched.learning.workloads import NEWEST, Recorded, recorded
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-NEWEST = 20
-"""Runs of an experiment that are looked at, the newest."""
 
 _FOLDER = "rlsched"
 _DECIDED = "tags.`rlsched.policy_version` LIKE '%'"  # the first decision on a run sets it

@@ -98,7 +98,7 @@ class Rollouts:
     def take(self, actions: Array) -> Steps:
         """Take encoded actions (R, 7)."""
         runs, before = self.environment, self.inputs
-        begins, gpus = runs._over.copy(), runs.runs.settings.gpus.copy()
+        begins, gpus = runs.over.copy(), runs.runs.settings.gpus.copy()
         step = runs.decide(self._proposals(actions))
         self._timings.forget(np.flatnonzero(begins))
         self._told_at[begins] = np.nan

@@ -28,6 +28,9 @@ from mlflow_rlsched.simulator.windows import Flags
 MOST_DECISIONS = 400
 """Most decisions over the length of a simulated run; beyond, its intervals are longer."""
 
+NEWEST = 20
+"""Recorded runs, the newest, that simulated ones are fitted to."""
+
 _ITERATIONS = 20
 
 Record = Mapping[str, Any]

@@ -7,6 +7,7 @@ it: an actor that was not better at it than they are is not asked.
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import replace
 from random import Random
 
@@ -80,25 +81,17 @@ class Ddpg:
         encoded = chosen(actor_outputs(self._arrays, inputs[None]))[0]
         noise = self._noise(history.decisions)
         encoded[-FACTORS:] = np.clip(encoded[-FACTORS:] + noise, -1, 1)
-        action, why = _possible(action_of(encoded), interval, limits), ""
-        action = self._of_its_heads(action)
-        if "learning_rate" not in self._heads:
-            by_rule = rate_proposal(interval, history)
-            action = replace(action, lr_factor=by_rule.action.lr_factor)
-            notes, why = {**by_rule.notes, **notes}, f"; {by_rule.reason}"
+        action = _possible(action_of(encoded), self._heads & _able(interval, limits))
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
-        reason = _told(action, gain, self._heads) + why
+        reason = _told(action, gain)
+        if "learning_rate" not in self._heads:
+            by_rule = rate_proposal(interval, history)
+            action = replace(action, lr_factor=by_rule.action.lr_factor)
+            notes = {**by_rule.notes, **notes}
+            reason = f"{reason}; {by_rule.reason}"
         return Proposal(action, reason, gain, notes, inputs=seen, noise=noise)
-
-    def _of_its_heads(self, action: Action) -> Action:
-        """What it sets of an action."""
-        return Action(
-            action.gpu_delta if "gpus" in self._heads else 0,
-            action.batch_factor if "batch_size" in self._heads else 1.0,
-            action.lr_factor if "learning_rate" in self._heads else 1.0,
-        )
 
     def _noise(self, decision: int) -> tuple[float, float]:
         if self._explores is None:
@@ -128,24 +121,28 @@ class Ddpg:
         return None
 
 
-def _possible(action: Action, interval: Interval, limits: Limits) -> Action:
-    """What the training can do of it; what is under the noise is no change."""
+def _able(interval: Interval, limits: Limits) -> set[str]:
+    """Knobs that can be turned."""
+    gpus = limits.gpus_are_live and "resume" in interval.can
+    return {*interval.can, "gpus"} if gpus else set(interval.can)
+
+
+def _possible(action: Action, knobs: Set[str]) -> Action:
+    """What some knobs do of it; what is under the noise is no change."""
 
     def factor(wanted: float, knob: str) -> float:
-        return wanted if knob in interval.can and abs(wanted - 1) >= NOISE else 1.0
+        return wanted if knob in knobs and abs(wanted - 1) >= NOISE else 1.0
 
     return Action(
-        action.gpu_delta if limits.gpus_are_live and "resume" in interval.can else 0,
+        action.gpu_delta if "gpus" in knobs else 0,
         factor(action.batch_factor, "batch_size"),
         factor(action.lr_factor, "learning_rate"),
     )
 
 
-def _told(action: Action, gain: float | None, heads: frozenset[str]) -> str:
+def _told(action: Action, gain: float | None) -> str:
     parts = [f"{action.gpu_delta:+d} devices"] if action.gpu_delta else []
-    factors = {"batch": action.batch_factor}
-    if "learning_rate" in heads:
-        factors["learning rate"] = action.lr_factor
+    factors = {"batch": action.batch_factor, "learning rate": action.lr_factor}
     parts += [f"{name} times {factor:.2f}" for name, factor in factors.items() if factor != 1]
     expected = "" if gain is None else f", goodput {gain:+.0%} expected"
     return f"learned: {', '.join(parts) or 'no change'}{expected}"

@@ -63,6 +63,7 @@ class RunEnvironment:
         history: What is remembered of them.
         seen: What was measured last.
         weights: Reward weights, runs x 4 (alpha, beta, gamma, smoothness).
+        over: Whether each run is over, so that the next step begins another in its place.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class RunEnvironment:
         self._random = np.random.default_rng([seed, 1])
         self.weights = np.tile(np.asarray(weights, float), (count, 1))
         self.history = Histories.new(count)
-        self._over = np.zeros(count, bool)
+        self.over = np.zeros(count, bool)
         self.seen = self._begin()
 
     def _begin(self) -> Measured:
@@ -136,7 +137,7 @@ class RunEnvironment:
         """Decide on all runs by proposals and let them train for an interval."""
         after, left = guard(actions, self.seen, self.history, self.runs.bounds)
         self.history.decided(self.seen, after, left)
-        new = self._over
+        new = self.over
         if new.any():
             self.runs.renew(new)
             self.history.restart(new)
@@ -146,7 +147,7 @@ class RunEnvironment:
         rewards = np.where(new, 0.0, self.rewards(progress, told_at))
         terminated = self.runs.ended.copy()
         truncated = ~terminated & (self.runs.elapsed >= self.runs.parameters.horizon_s)
-        self._over = terminated | truncated
+        self.over = terminated | truncated
         return Step(self.states, rewards, terminated, truncated)
 
     def _observe(self, settings: Settings) -> Measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
@@ -365,6 +365,10 @@ class Runs:
             "network_rate": sent * third,
         }
         return {name: np.where(read, values, np.nan) for name, values in readings.items()}
+
+
+Source = Callable[[int, int], Runs]
+"""Draws runs, so many and by a seed; picklable where several processes do."""
 
 
 def _repeated(value: Any, count: int, times: int) -> Any:

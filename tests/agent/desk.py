@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from mlflow_rlsched import protocol
@@ -58,6 +59,13 @@ class Desk:
         self.world.store.submit(spec, 0, time.time())
         self.world.store.end_queued(run_id, Ending(State.FINISHED, "finished", ""), time.time())
         return run_id
+
+    def run_without_artifacts(self) -> tuple[str, Path]:
+        """A run whose artifacts cannot be stored until the file that is returned is gone."""
+        place = self.world.root / "artifacts"
+        place.write_text("a file where a folder should be")
+        elsewhere = self.world.client.create_experiment("elsewhere", f"file://{place}")
+        return self.run(experiment=elsewhere), place
 
     def history(self, run_id: str, key: str = "m") -> list[int]:
         return [p.step for p in self.world.client.get_metric_history(run_id, key)]

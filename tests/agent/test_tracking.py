@@ -69,10 +69,7 @@ def test_the_nested_runs_of_attempts_end_with_them(desk: Desk) -> None:
 
 
 def test_artifacts_that_cannot_be_uploaded_come_later(desk: Desk) -> None:
-    place = desk.world.root / "artifacts"
-    place.write_text("a file where a folder should be")
-    experiment = desk.world.client.create_experiment("elsewhere", f"file://{place}")
-    run_id = desk.run(experiment=experiment)
+    run_id, place = desk.run_without_artifacts()
     desk.tracker.put(run_id, "final", FINAL)
     desk.tracker.start()
     wait_for(lambda: desk.tracked(run_id))

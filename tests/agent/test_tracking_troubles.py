@@ -153,10 +153,7 @@ def test_a_run_that_its_server_has_not_known_for_long_is_given_up(
 
 
 def test_credentials_are_kept_no_longer_than_needed(desk: Desk) -> None:
-    place = desk.world.root / "artifacts"
-    place.write_text("a file where a folder should be")
-    experiment = desk.world.client.create_experiment("elsewhere", f"file://{place}")
-    run_id = desk.run(experiment=experiment)
+    run_id, place = desk.run_without_artifacts()
     environment = desk.world.home / "runs" / run_id / "environment.json"
     resumed = desk.run()
     renewed = desk.world.home / "runs" / resumed / "environment.json"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import sim, sim_figures
-from benchmarks.sim_policies import HINDSIGHT, Contender, contenders, side_by_side
-from benchmarks.sim_starts import RaisedRate, VaryingMemory, novice
+from benchmarks.sim_policies import HINDSIGHT, contenders, side_by_side
+from benchmarks.sim_starts import SEED, RaisedRate, VaryingMemory
 from benchmarks.sim_tuned import tuned
+from mlflow_rlsched.learning.comparison import novice
 from mlflow_rlsched.learning.evaluation import Played, play
 from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.simulator.measured import OOM
@@ -24,15 +24,6 @@ COUNT = 6
 APPS = ("yolov3", "cifar10")
 SHORT = Ranges(length_s=(100, 200), decisions=(40, 60), lr_optimum=(0.2, 5.0))
 CALM = replace(Effects(), device_loss=False, interference=False, input_bound=False)
-
-
-class SameProcess(Executor):
-    """Does at once what it is asked, in the place of a pool of processes."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def played(seconds: Iterable[float], reached: Iterable[bool] | None = None) -> Played:
@@ -124,11 +115,11 @@ def test_samples_of_varying_size_run_out_of_memory_now_and_then() -> None:
 
 
 def test_all_policies_meet_the_same_runs() -> None:
-    runs = novice(4, replace(CALM, learning_rate=False), APPS)
+    runs = novice(4, SEED, APPS, replace(CALM, learning_rate=False))
     runs.parameters.steps[:] *= 0.05
     doubtful = trained(0.95, seen=0.01)  # always beyond what it saw: the rules decide
-    who = [*contenders(doubtful), Contender(HINDSIGHT)]
-    table = side_by_side(SameProcess(), {"case": (runs, who)})["case"]
+    who = {**contenders(doubtful), HINDSIGHT: HINDSIGHT}
+    table = side_by_side({"case": (runs, who)}, workers=1)["case"]
     assert list(table) == ["fixed", "rules", "goodput", "ddpg", "hindsight"]
     assert np.array_equal(table["ddpg"].seconds, table["rules"].seconds)
     assert not runs.elapsed.any()
@@ -136,12 +127,12 @@ def test_all_policies_meet_the_same_runs() -> None:
 
 
 def test_a_run_that_never_gets_there_counts_as_long_as_it_is_followed() -> None:
-    runs = novice(4, Effects(), APPS)
+    runs = novice(4, SEED, APPS)
     runs.parameters.steps[:] = 1e12
     runs.parameters.horizon_s[:] = 50 * runs.bounds.interval_s
     runs.parameters.lr_optimum[:] = 1e-3  # far beyond the edge
     runs.parameters.loss_top[:] = np.inf
-    found = side_by_side(SameProcess(), {"case": (runs, contenders(None)[:1])})["case"]["fixed"]
+    found = side_by_side({"case": (runs, {"fixed": "fixed"})}, workers=1)["case"]["fixed"]
     assert not found.reached.any()
     assert (found.seconds >= runs.parameters.horizon_s).all()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from mlflow_rlsched import versions
 from mlflow_rlsched.cli import main
 from mlflow_rlsched.daemon import SQLITE, AgentFiles, home
 from mlflow_rlsched.store import Store, open_store
@@ -30,6 +31,14 @@ def store(url: str) -> Iterator[Store]:
     opened = open_store(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def no_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy is shipped, and MLflow's database is one in the folder, which is not there yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(versions, "SHIPPED", tmp_path / "shipped.safetensors")
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched import versions as module
 from mlflow_rlsched.cli import common
 from mlflow_rlsched.learning import comparison
 from mlflow_rlsched.versions import Versions
@@ -26,12 +25,7 @@ from tests.world import wait_for
 
 RAISES = trained(1.1)
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setattr(module, "SHIPPED", tmp_path / "shipped.safetensors")
+pytestmark = pytest.mark.usefixtures("no_versions")
 
 
 @pytest.fixture
@@ -107,7 +101,7 @@ def test_runs_like_those_of_an_experiment(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 1, "no trained policy yet: write the policy rules or goodput, or make the file of"),
+        ([], 1, "no trained policy yet: write the policy rules or goodput, or train one by"),
         (["nothing"], 2, "no version 'nothing'"),
         (["rules", "--apps=bert,gpt"], 2, "--apps: no measured application 'gpt', only bert, "),
         (["rules", "--apps=bert", "--from-experiment=mine"], 2, "either --apps or --from-exp"),

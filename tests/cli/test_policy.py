@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched import versions as module
 from mlflow_rlsched.cli import common
 from mlflow_rlsched.versions import Versions
 from tests.cli.conftest import Rlsched
@@ -18,12 +17,7 @@ from tests.world import make_tracking_database
 LOW = trained(0.9, {"data": "six applications", "seeds": [0, 1], "figures": {"gain": 0.3}})
 HIGH = trained(1.1)
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    monkeypatch.setattr(module, "SHIPPED", tmp_path / "shipped.safetensors")
+pytestmark = pytest.mark.usefixtures("no_versions")
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def test_promote_and_roll_back(rlsched: Rlsched, shipped: str, low: str) -> None
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"version {LOW.name} is the champion",
-        f"not registered: there is no tracking store sqlite:///{Path.cwd()}/none.db yet",
+        f"not registered: there is no tracking store sqlite:///{Path.cwd()}/mlflow.db yet",
     ]
     assert Versions().champion().version.name == LOW.name
     again = rlsched("policy", "promote", LOW.name[:6])
@@ -64,23 +58,21 @@ def test_promote_and_roll_back(rlsched: Rlsched, shipped: str, low: str) -> None
 
 
 def test_the_champion_is_registered_where_there_is_a_registry(
-    rlsched: Rlsched, shipped: str, low: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlsched: Rlsched, shipped: str, low: str, tmp_path: Path
 ) -> None:
     make_tracking_database(tmp_path / "mlflow.db", str(tmp_path / "artifacts"))
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     result = rlsched("policy", "promote", low)
     assert "registered as models:/rlsched-policy/1" in result.stdout
     told = json.loads(rlsched("policy", "rollback", "--json").stdout)
     assert told["model"] == "models:/rlsched-policy/2"
-    found = MlflowClient(uri).get_model_version_by_alias("rlsched-policy", "champion")
+    found = MlflowClient().get_model_version_by_alias("rlsched-policy", "champion")
     assert found.tags["rlsched.version"] == shipped
 
 
 def test_a_tracking_store_that_is_damaged_is_said(
     rlsched: Rlsched, low: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "none.db").write_text("x" * 5000)
+    (tmp_path / "mlflow.db").write_text("x" * 5000)
     result = rlsched("policy", "promote", low)
     assert result.exit_code == 0
     assert "not registered: sqlite:///" in result.stdout

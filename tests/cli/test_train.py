@@ -1,31 +1,31 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from mlflow_rlsched.cli import main
+from mlflow_rlsched.daemon import home
 from mlflow_rlsched.learning.pretraining import Pretraining
 from mlflow_rlsched.registry import MODEL
 from mlflow_rlsched.versions import Versions
+from tests.cli.conftest import Rlsched
 
 SMALL = ["--rounds", "11", "--runs", "8"]
 
 
+pytestmark = pytest.mark.usefixtures("no_versions")
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RLSCHED_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def _unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The critics have a test of their own, and take long."""
     monkeypatch.setattr(Pretraining, "judge", lambda self: 0.5)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
 
 
-def train(*args: str) -> Result:
-    return CliRunner().invoke(main, ["policy", "train", *SMALL, *args])
+@pytest.fixture
+def train(rlsched: Rlsched) -> Rlsched:
+    return lambda *args: rlsched("policy", "train", *SMALL, *args)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
@@ -41,7 +41,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     monkeypatch.setattr(Pretraining, "rounds", rounds)
 
 
-def test_a_training_ends_in_a_version_and_is_logged() -> None:
+def test_a_training_ends_in_a_version_and_is_logged(train: Rlsched) -> None:
     from mlflow import MlflowClient
 
     found = train("--json")
@@ -60,7 +60,7 @@ def test_a_training_ends_in_a_version_and_is_logged() -> None:
     assert len(client.get_metric_history(told["run_id"], "imitation/loss")) == 11
 
 
-def test_an_interrupted_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_goes_on(train: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         interrupt_at(patched, 10)
         stopped = train()
@@ -76,8 +76,8 @@ def test_an_interrupted_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"no training", b"PK\x03\x04 cut short"])
-def test_a_damaged_checkpoint_is_refused_in_words(home: Path, content: bytes) -> None:
-    folder = home / "policies" / "training"
+def test_a_damaged_checkpoint_is_refused_in_words(train: Rlsched, content: bytes) -> None:
+    folder = home() / "policies" / "training"
     folder.mkdir(parents=True)
     (folder / "state.pt").write_bytes(content)
     found = train()
