@@ -21,7 +21,7 @@ from mlflow_rlsched.policy.inputs import Advice, Array
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.proposal import Proposal
-from mlflow_rlsched.policy.rate import rate_proposal
+from mlflow_rlsched.policy.rate import rate_proposal, with_rate
 from mlflow_rlsched.policy.stability import noise_scale
 from mlflow_rlsched.policy.state import State
 
@@ -184,12 +184,14 @@ class Goodput:
         """The model's step, joined with the rule's change of the learning rate."""
         known, advice = advised(interval, history, limits, self._weights, self._per_node)
         rate = rate_proposal(interval, history)
-        action = Action(advice.gpu_delta, advice.batch_factor, rate.action.lr_factor)
-        changes = advice.gpu_delta or advice.batch_factor != 1
+        action = with_rate(Action(advice.gpu_delta, advice.batch_factor), rate)
+        gain = None
+        if action.gpu_delta or action.batch_factor != 1:
+            gain = known.gain(action, interval, history, limits, self._per_node)
         return Proposal(
             action,
             f"{_told(advice)}; {rate.reason}",
-            advice.gain if changes else None,
+            gain,
             {**rate.notes, **known.notes()},
         )
 

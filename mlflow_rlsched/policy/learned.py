@@ -24,7 +24,7 @@ from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, Array, action_of, chos
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.proposal import Proposal
-from mlflow_rlsched.policy.rate import rate_proposal
+from mlflow_rlsched.policy.rate import rate_proposal, with_rate
 from mlflow_rlsched.policy.state import State
 
 BEYOND = 0.1
@@ -82,15 +82,19 @@ class Ddpg:
         noise = self._noise(history.decisions)
         encoded[-FACTORS:] = np.clip(encoded[-FACTORS:] + noise, -1, 1)
         action = _possible(action_of(encoded), self._heads & _able(interval, limits))
+        rate = None if "learning_rate" in self._heads else rate_proposal(interval, history)
+        if rate is not None:
+            action = with_rate(action, rate)
+            notes = {**rate.notes, **notes}
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
+        if gain is not None and gain < 0 and not action.gpu_delta:
+            # What the run itself has shown of its speed outweighs what was learned from others.
+            action, gain = replace(action, batch_factor=1.0), None
         reason = _told(action, gain)
-        if "learning_rate" not in self._heads:
-            by_rule = rate_proposal(interval, history)
-            action = replace(action, lr_factor=by_rule.action.lr_factor)
-            notes = {**by_rule.notes, **notes}
-            reason = f"{reason}; {by_rule.reason}"
+        if rate is not None:
+            reason = f"{reason}; {rate.reason}"
         return Proposal(action, reason, gain, notes, inputs=seen, noise=noise)
 
     def _noise(self, decision: int) -> tuple[float, float]:

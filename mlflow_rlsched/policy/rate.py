@@ -116,6 +116,16 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     return _start(factor, history, notes)
 
 
+def with_rate(action: Action, rate: Proposal) -> Action:
+    """Devices and batch of one proposal with the learning rate of this rule's.
+
+    The batch rests during a trial: each change of it moves the learning rate too, by the scaling
+    rule, and what is tried could not be judged.
+    """
+    batch = 1.0 if "good" in rate.notes else action.batch_factor
+    return Action(action.gpu_delta, batch, rate.action.lr_factor)
+
+
 def _highest(notes: Mapping[str, float]) -> float:
     """Largest factor that is far enough from the ceiling."""
     return notes.get("ceiling", math.inf) / CLEARANCE
@@ -188,13 +198,14 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
     speed = speed_of(notes)
     more = speed.value - notes["expected"] * (1 if size > 1 else LOWER_PAYS)
     unsure = math.hypot(speed.error, notes["error"])
-    if speed.intervals < FEWEST or (abs(more) < unsure and speed.intervals < LONGEST):
+    sure = speed.value > SURE * speed.error
+    open_yet = abs(more) < unsure or (more > 0 and not sure)
+    if speed.intervals < FEWEST or (open_yet and speed.intervals < LONGEST):
         return Proposal(Action(), "waiting for what the other learning rate does", None, notes)
     told = (
         f"the loss falls with power {speed.value:.2f} of the samples,"
         f" {notes['expected']:.2f} before"
     )
-    sure = speed.value > SURE * speed.error
     if not sure:
         told += ", and not clearly"
     if more < 0 or not sure:

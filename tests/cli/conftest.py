@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mlflow_rlsched import versions
-from mlflow_rlsched.cli import main
+from mlflow_rlsched.cli import common, main
 from mlflow_rlsched.daemon import SQLITE, AgentFiles, home
 from mlflow_rlsched.store import Store, open_store
 from tests.devices.conftest import box, nvml_folder
@@ -39,6 +40,14 @@ def no_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(versions, "SHIPPED", tmp_path / "shipped.safetensors")
+
+
+@pytest.fixture
+def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a server that takes connections and never answers, and is not waited for."""
+    monkeypatch.setattr(common, "SERVER_WAIT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture

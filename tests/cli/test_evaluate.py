@@ -13,7 +13,6 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched.cli import common
 from mlflow_rlsched.learning import comparison
 from mlflow_rlsched.versions import Versions
 from tests.cli.conftest import Rlsched
@@ -135,13 +134,12 @@ def test_an_experiment_that_tells_nothing(
 
 
 def test_a_tracking_server_that_does_not_answer_is_said(
-    rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch
+    rlsched: Rlsched, silent_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
-    monkeypatch.setattr(common, "SERVER_WAIT_S", 0.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@{silent_server}")
     result = rlsched("policy", "evaluate", "rules", "--from-experiment=mine")
     assert result.exit_code == 1
-    assert "http://…@127.0.0.1:9: no answer within 0 s; start or mend" in result.stderr
+    assert f"http://…@{silent_server}: no answer within 0 s; start or mend" in result.stderr
     assert "secret" not in result.output
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched.cli import common
 from mlflow_rlsched.versions import Versions
 from tests.cli.conftest import Rlsched
 from tests.policy.trained import trained
@@ -81,13 +80,12 @@ def test_a_tracking_store_that_is_damaged_is_said(
 
 
 def test_a_registry_that_does_not_answer_is_said(
-    rlsched: Rlsched, low: str, monkeypatch: pytest.MonkeyPatch
+    rlsched: Rlsched, low: str, silent_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
-    monkeypatch.setattr(common, "SERVER_WAIT_S", 0.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@{silent_server}")
     result = rlsched("policy", "promote", low)
     assert result.exit_code == 0
-    assert "not registered: http://…@127.0.0.1:9: no answer within 0 s" in result.stdout
+    assert f"not registered: http://…@{silent_server}: no answer within 0 s" in result.stdout
     assert "secret" not in result.output
     assert Versions().champion().version.name == LOW.name
 

@@ -72,6 +72,27 @@ def test_the_rules_set_the_rate_where_the_actor_was_not_taught_to(tmp_path: Path
     assert proposal.noise[1] == 0.0 != proposal.noise[0]
 
 
+@pytest.mark.parametrize("bias", [0.5, -0.5])
+def test_the_batch_rests_while_a_rate_is_tried(bias: float) -> None:
+    trained = replace(version(), heads=("gpus", "batch_size"))
+    trained.arrays["actor.body.4.bias"][-2] = bias
+    trial = {"good": 1.0, "last": 1.0, "size": 1.2**4, "expected": 0.1, "error": 0.1}
+    proposal, *_ = propose(Ddpg(trained), history=History(notes=trial))
+    assert proposal.action.lr_factor == 1.2
+    assert proposal.action.batch_factor == 1.0
+    assert proposal.predicted_gain is None
+
+
+def test_no_batch_is_set_against_what_the_run_has_shown() -> None:
+    """All steps take as long, and the gradients' noise is not known: a smaller batch is slower."""
+    trained = replace(version(), heads=("gpus", "batch_size"))
+    trained.arrays["actor.body.4.bias"][-2] = -0.5
+    proposal, told, observed = propose(Ddpg(trained))
+    proposal, *_ = propose(Ddpg(trained), told, replace(observed, notes=proposal.notes))
+    assert proposal.action.batch_factor == 1.0
+    assert "learned: no change" in proposal.reason
+
+
 @pytest.mark.parametrize(
     ("head", "bias"), [("gpus", (-3, 9.0)), ("batch_size", (-2, 1.0)), ("learning_rate", (-1, 1.0))]
 )

@@ -9,10 +9,13 @@ from statistics import fmean
 
 import pytest
 
+from mlflow_rlsched.policy.action import NO_CHANGE
 from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.rate import LONGEST, SURE, TRIAL, rate_proposal
+from mlflow_rlsched.policy.speed import speed_of
 from tests.policy.builders import SETTING, Series, interval
 from tests.policy.toy import train
 
@@ -64,6 +67,31 @@ def test_losses_that_stay_wild_after_a_cut_are_not_met_with_cut_after_cut() -> N
     assert min(factors) >= 0.8**2
     assert "no learning rate mends that" in decisions[-1].reason
     assert "calm" in [series.decide(CALM) for _ in range(4)][-1].reason
+
+
+def test_a_trial_that_seems_to_pay_is_given_time_to_be_sure() -> None:
+    """Six losses that fall four times as fast as before, give or take a half of that."""
+    errors = [0.05, -0.06, 0.0, 0.06, -0.06, 0.02]
+    points = [(0.1 * n, 1 - 0.04 * n + error) for n, error in enumerate(errors)]
+    sums = {
+        "n": len(points),
+        "x": sum(x for x, _ in points),
+        "y": sum(y for _, y in points),
+        "xx": sum(x * x for x, _ in points),
+        "xy": sum(x * y for x, y in points),
+        "yy": sum(y * y for _, y in points),
+    }
+    trial = {"good": 1.0, "last": TRIAL, "size": TRIAL, "expected": 0.1, "error": 0.01}
+    notes = trial | {f"speed.{name}": float(value) for name, value in sums.items()}
+    speed = speed_of(notes)
+    assert 0.1 + speed.error < speed.value < SURE * speed.error
+    setting = replace(SETTING, lr_factor=TRIAL, lr_scale=TRIAL)
+    history = History(notes=notes | {"speed.changed": History().lr_changed_at})
+    proposal = rate_proposal(interval(setting=setting), history)
+    assert proposal.action == NO_CHANGE
+    assert "waiting" in proposal.reason
+    late = replace(history, notes=history.notes | {"speed.n": float(LONGEST)})
+    assert "taken back" in rate_proposal(interval(setting=setting), late).reason
 
 
 def test_a_trial_goes_on_after_its_attempt_was_killed() -> None:

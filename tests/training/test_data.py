@@ -239,7 +239,7 @@ def test_a_place_in_another_dataset_is_refused() -> None:
 
 
 RANK = """
-import json, os, sys
+import atexit, json, os, sys
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -252,6 +252,7 @@ session_module.LOOK_S = 0.0
 folder = Path(os.environ["RLSCHED_ATTEMPT_DIR"])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], world_size=2,
                         rank=int(os.environ["RANK"]))
+atexit.register(dist.destroy_process_group)  # one that is left open may abort the exit
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(
     nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))

@@ -9,7 +9,7 @@ from mlflow_rlsched.protocol import Directive
 from tests.training.run_directory import RunDirectory
 
 RANK = """
-import json, os, sys
+import atexit, json, os, sys
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from mlflow_rlsched.protocol import Directive
 folder = Path(os.environ["RLSCHED_ATTEMPT_DIR"])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], world_size=2,
                         rank=int(os.environ["RANK"]))
+atexit.register(dist.destroy_process_group)  # one that is left open may abort the exit
 changes = []
 with attach(batch_size=64, learning_rate=0.1) as session:
     session.load()
