@@ -27,7 +27,7 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.loss import Signals, signals
 from mlflow_rlsched.policy.proposal import Proposal
-from mlflow_rlsched.policy.speed import heard, speed_of
+from mlflow_rlsched.policy.speed import Speed, heard, level_of, speed_of
 from mlflow_rlsched.policy.stability import unrest, unstable
 
 TRIAL = FACTOR_MAX**4
@@ -85,11 +85,11 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
 
     The notes hold, while a trial runs: ``good``, the factor to return to; ``size``, the factor
     that is tried; ``expected`` and ``error``, how fast the loss fell there and how sure that is;
-    ``last``, the factor at the last decision; ``asked``, 1 once a step was asked for; ``back``,
-    1 once it is being taken back. And always: ``failed``, trials that did not pay; ``until``, the
-    decision before which there is no other; ``down``, 1 when the next one lowers the rate;
-    ``home``, the factor to come back to when calm; ``ceiling``, the lowest at which the loss was
-    not calm.
+    ``level`` and ``samples``, where it was then; ``last``, the factor at the last decision;
+    ``asked``, 1 once a step was asked for; ``back``, 1 once it is being taken back. And always:
+    ``failed``, trials that did not pay; ``until``, the decision before which there is no other;
+    ``down``, 1 when the next one lowers the rate; ``home``, the factor to come back to when calm;
+    ``ceiling``, the lowest at which the loss was not calm.
     """
     notes = heard(interval, history)
     if "learning_rate" not in interval.can:
@@ -161,7 +161,7 @@ def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal
     if near and factor * NEAR < _highest(notes):
         return Proposal(Action(), "calm below a rate at which the loss was not", None, notes)
     notes |= {"good": factor, "last": factor, "size": 1 / size if down else size}
-    notes |= {"expected": max(speed.value, 0.0), "error": speed.error}
+    notes |= _known(speed, notes, history)
     told = "calm" if clear else "the loss does not fall"
     text = f"{told}: trying a {'lower' if down else 'higher'} learning rate"
     return _change(FACTOR_MIN if down else FACTOR_MAX, text, notes)
@@ -198,7 +198,8 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
     speed = speed_of(notes)
     more = speed.value - notes["expected"] * (1 if size > 1 else LOWER_PAYS)
     unsure = math.hypot(speed.error, notes["error"])
-    sure = speed.value > SURE * speed.error
+    clear = speed.value > SURE * speed.error
+    sure = clear and _as_low(notes, history)
     open_yet = abs(more) < unsure or (more > 0 and not sure)
     if speed.intervals < FEWEST or (open_yet and speed.intervals < LONGEST):
         return Proposal(Action(), "waiting for what the other learning rate does", None, notes)
@@ -207,18 +208,40 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
         f" {notes['expected']:.2f} before"
     )
     if not sure:
-        told += ", and not clearly"
+        told += ", but is not as low as it would be" if clear else ", and not clearly"
     if more < 0 or not sure:
         return _take_back(factor, history, notes, told)
     text = f"the {'higher' if size > 1 else 'lower'} learning rate pays ({told})"
     notes |= {"good": factor, "home": factor, "down": float(size < 1)}
-    notes |= {"expected": speed.value, "error": speed.error}
+    notes |= _known(speed, notes, history)
     notes["size"] = TRIAL if size > 1 else 1 / TRIAL
     seen = signals(history.losses)
     why_not = seen is None or _why_not(seen, True, history) is not None
     if why_not or factor * notes["size"] > _highest(notes):
         return Proposal(Action(), text, None, _at_rest(notes))
     return _change(FACTOR_MAX if size > 1 else FACTOR_MIN, text, notes)
+
+
+def _known(speed: Speed, notes: Mapping[str, float], history: History) -> dict[str, float]:
+    """What a trial is compared with: how fast the loss falls, and where it is now."""
+    samples = history.samples or 0.0
+    return {
+        "expected": max(speed.value, 0.0),
+        "error": speed.error,
+        "level": level_of(notes, samples),
+        "samples": samples,
+    }
+
+
+def _as_low(notes: Mapping[str, float], history: History) -> bool:
+    """Whether the loss is as low as the rate before would have brought it by now.
+
+    After a raise the loss goes up and comes down again: the way down alone says nothing.
+    """
+    if "level" not in notes or not history.samples:
+        return True
+    expected = notes["level"] * (history.samples / notes["samples"]) ** -notes["expected"]
+    return bool(level_of(notes, history.samples) <= expected)
 
 
 def _take_back(factor: float, history: History, notes: dict[str, float], why: str) -> Proposal:

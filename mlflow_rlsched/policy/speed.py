@@ -53,6 +53,13 @@ def heard(interval: Interval, history: History) -> dict[str, float]:
     return notes
 
 
+def level_of(notes: Mapping[str, float], samples: float) -> float:
+    """The loss on the line through those since the change, of which there are two, at a place."""
+    n, x, y = (notes[_PREFIX + name] for name in ("n", "x", "y"))
+    place = math.log(samples) - notes["speed.x0"]
+    return notes["speed.y0"] * (y / n - speed_of(notes).value * (place - x / n))
+
+
 def speed_of(notes: Mapping[str, float]) -> Speed:
     """What the notes come to; an infinite error as long as they say nothing."""
     n, x, y, xx, xy, yy = (notes.get(_PREFIX + name, 0.0) for name in _SUMS)

@@ -69,20 +69,38 @@ def test_losses_that_stay_wild_after_a_cut_are_not_met_with_cut_after_cut() -> N
     assert "calm" in [series.decide(CALM) for _ in range(4)][-1].reason
 
 
+@pytest.mark.parametrize(("level", "kept"), [(1.0, True), (0.05, False)])
+def test_a_loss_that_only_comes_down_from_a_raise_does_not_pay(level: float, kept: bool) -> None:
+    """Losses that fall fast and surely, from 1.0 on; before the raise they were at ``level``."""
+    points = [(0.1 * n, 1 - 0.1 * n) for n in range(LONGEST)]
+    trial = {"good": 1.0, "last": TRIAL, "size": TRIAL, "expected": 0.1, "error": 0.01}
+    notes = trial | sums_of(points) | {"speed.x0": math.log(1000.0), "speed.y0": 1.0}
+    notes |= {"level": level, "samples": 1000.0, "speed.changed": History().lr_changed_at}
+    setting = replace(SETTING, lr_factor=TRIAL, lr_scale=TRIAL)
+    history = History(notes=notes, samples=1000.0 * math.exp(points[-1][0]))
+    proposal = rate_proposal(interval(setting=setting), history)
+    assert ("pays (" in proposal.reason) == kept
+    assert ("not as low as it would be): taken back" in proposal.reason) != kept
+
+
+def sums_of(points: list[tuple[float, float]]) -> dict[str, float]:
+    """What the notes hold of such (x, y)."""
+    return {
+        "speed.n": float(len(points)),
+        "speed.x": sum(x for x, _ in points),
+        "speed.y": sum(y for _, y in points),
+        "speed.xx": sum(x * x for x, _ in points),
+        "speed.xy": sum(x * y for x, y in points),
+        "speed.yy": sum(y * y for _, y in points),
+    }
+
+
 def test_a_trial_that_seems_to_pay_is_given_time_to_be_sure() -> None:
     """Six losses that fall four times as fast as before, give or take a half of that."""
     errors = [0.05, -0.06, 0.0, 0.06, -0.06, 0.02]
     points = [(0.1 * n, 1 - 0.04 * n + error) for n, error in enumerate(errors)]
-    sums = {
-        "n": len(points),
-        "x": sum(x for x, _ in points),
-        "y": sum(y for _, y in points),
-        "xx": sum(x * x for x, _ in points),
-        "xy": sum(x * y for x, y in points),
-        "yy": sum(y * y for _, y in points),
-    }
     trial = {"good": 1.0, "last": TRIAL, "size": TRIAL, "expected": 0.1, "error": 0.01}
-    notes = trial | {f"speed.{name}": float(value) for name, value in sums.items()}
+    notes = trial | sums_of(points)
     speed = speed_of(notes)
     assert 0.1 + speed.error < speed.value < SURE * speed.error
     setting = replace(SETTING, lr_factor=TRIAL, lr_scale=TRIAL)
