@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.figures import Figure, command
 from mlflow_rlsched.policy.checkpoint import Version
@@ -103,8 +104,6 @@ def torchrl_uniform() -> Callable[[], object] | None:
         from torchrl.data import LazyTensorStorage, ReplayBuffer
     except ImportError:
         return None
-    import torch
-
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH)
     rows = {
         "observation": torch.randn(CAPACITY, len(STATE)),
@@ -119,10 +118,15 @@ def torchrl_uniform() -> Callable[[], object] | None:
 
 
 def learners(rounds: int) -> list[Figure]:
-    """Milliseconds of an update at batches of 256 and [256, 256] hidden units."""
+    """Milliseconds of an update at batches of 256 and [256, 256] hidden units, on one thread.
+
+    Matrix products are most of it. SB3's DDPG, which moves its actor each time, does 1.47 times as
+    many as one critic here, and 0.96 times as many as two; no more is to be had at this precision.
+    """
     other = stable_baselines()
     if other is None:
         return missing("stable-baselines3")
+    torch.set_num_threads(1)  # as learning from runs has; two would wait for each other
     replay = filled()
     variants = {
         "one critic": Learner(Settings(critics=1)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -24,6 +26,7 @@ from mlflow_rlsched.cli.common import (
 )
 from mlflow_rlsched.cli.experiments import experiment_option, fit_in_words, fitted_to
 from mlflow_rlsched.credentials import redacted
+from mlflow_rlsched.signals import handling
 
 if TYPE_CHECKING:
     from mlflow_rlsched.learning.mlflow_log import Log
@@ -47,6 +50,14 @@ EVERY = 10
 @seed_option
 @experiment_option
 @click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Processes that the simulated runs are split over. The policy depends on it as on the"
+    " seed; a training may go on with another number.",
+)
+@click.option(
     "--folder",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
@@ -59,6 +70,7 @@ def train(
     runs: int,
     seed: int,
     experiment: str | None,
+    workers: int,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -83,18 +95,11 @@ def train(
     source, origin = _source(experiment)
     plan = Plan(rounds=rounds, runs=runs)
     settings = {"plan": asdict(plan), "seed": seed, "runs_like": origin}
-    training = Pretraining(plan, seed, source)
+    training = Pretraining(plan, seed, source, workers)
     told = _go_on(training, folder, settings)
     log, run_id = _log(told, settings)
-    try:
-        _rounds(training, folder, settings, run_id, log)
-    except KeyboardInterrupt:
-        raise click.ClickException(
-            f"stopped; {training.round // EVERY * EVERY} of {rounds} rounds are kept in {folder}:"
-            " the same command goes on"
-        ) from None
-    loss = training.judge()
-    version = _version(training, settings)
+    loss = _trained(training, folder, settings, run_id, log)
+    version = _version(training, settings | {"workers": workers})
     path = versions.add(version)
     log.metrics({"critics/loss": loss}, training.round)
     log.figures({"version": version.name, "card": dict(version.card)})
@@ -144,18 +149,34 @@ def _go_on(training: Pretraining, folder: Path, settings: Mapping[str, Any]) -> 
     return str(run_id) if run_id else None
 
 
-def _rounds(
+def _trained(
     training: Pretraining, folder: Path, settings: Mapping[str, Any], run_id: str | None, log: Log
-) -> None:
-    rounds = settings["plan"]["rounds"]
-    with progress_bar() as bar:
-        task = bar.add_task("training", total=rounds, completed=training.round)
-        for loss in training.rounds():
-            log.metrics({"imitation/loss": loss}, training.round)
-            if training.round % EVERY == 0 or training.round == rounds:
-                kept = {"settings": json.dumps(settings), "run_id": run_id or ""}
-                _save(training.state() | kept, folder)
-            bar.update(task, completed=training.round, description=f"training, loss {loss:.3f}")
+) -> float:
+    """All rounds that are left, then the critics, whose loss it returns."""
+    from mlflow_rlsched.learning.parallel import WorkerError
+
+    rounds, kept = settings["plan"]["rounds"], training.round
+    told = {"settings": json.dumps(settings), "run_id": run_id or ""}
+    try:
+        with (
+            handling({signal.SIGTERM: signal.default_int_handler}),
+            progress_bar() as bar,
+            contextlib.closing(training.rounds()) as losses,
+        ):
+            task = bar.add_task("training", total=rounds, completed=training.round)
+            for loss in losses:
+                log.metrics({"imitation/loss": loss}, training.round)
+                if training.round % EVERY == 0 or training.round == rounds:
+                    _save(training.state() | told, folder)
+                    kept = training.round
+                bar.update(task, completed=training.round, description=f"training, loss {loss:.3f}")
+            bar.update(task, description="training the critics")
+            return training.judge()
+    except (KeyboardInterrupt, WorkerError) as error:
+        why = error if isinstance(error, WorkerError) else "stopped"
+        raise click.ClickException(
+            f"{why}; {kept} of {rounds} rounds are kept in {folder}: the same command goes on"
+        ) from None
 
 
 def _save(state: dict[str, Any], folder: Path) -> None:
@@ -207,6 +228,7 @@ def _version(training: Pretraining, settings: Mapping[str, Any]) -> Version:
         "runs_like": settings["runs_like"],
         "seed": settings["seed"],
         "plan": settings["plan"],
+        "workers": settings["workers"],
         "limits": "judged on simulated runs and a few real ones; the learning-rate axis of the"
         " simulator rests on two projects",
     }

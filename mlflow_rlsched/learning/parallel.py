@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mlflow_rlsched.signals import postponing
 
@@ -41,36 +42,60 @@ def spread(
         for place, job in enumerate(jobs):
             yield place, work(job)
         return
+    with pool(work, min(workers, len(jobs))) as do:
+        yield from do(jobs)
+
+
+@contextlib.contextmanager
+def pool(
+    work: Callable[[Job], Result], workers: int
+) -> Iterator[Callable[[Sequence[Job]], Iterator[tuple[int, Result]]]]:
+    """Processes that wait for jobs, like those of ``spread``, until they are no longer needed.
+
+    Args:
+        work: What is done with each job.
+        workers: Processes.
+
+    Yields:
+        What does jobs side by side, as ``spread`` does; again and again, but one list at a time.
+    """
     started: dict[Connection, BaseProcess] = {}
-    waiting = iter(enumerate(jobs))
-    busy: dict[Connection, int] = {}
     try:
-        for _ in range(min(workers, len(jobs))):
-            with postponing(signal.SIGINT):  # half a process would complain
+        for _ in range(workers):
+            # Half a process would complain.
+            with postponing(signal.SIGINT), postponing(signal.SIGTERM):
                 pipe, process = _start(work)
                 started[pipe] = process
-        for pipe in started:
-            _hand(pipe, waiting, busy)
-        while busy:
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                place = busy.pop(ready)
-                try:
-                    result = ready.recv()
-                except (EOFError, OSError) as error:
-                    process = started[ready]
-                    process.join()
-                    raise WorkerError(
-                        f"a process that had part of the work ended ({_ending(process)}): start"
-                        " again, with fewer workers if memory is short"
-                    ) from error
-                _hand(ready, waiting, busy)
-                yield place, result
+        yield partial(_do, started)
     finally:
         for pipe, process in started.items():
             process.kill()
             process.join()
             pipe.close()
+
+
+def _do(
+    started: Mapping[Connection, BaseProcess], jobs: Sequence[Job]
+) -> Iterator[tuple[int, Any]]:
+    waiting = iter(enumerate(jobs))
+    busy: dict[Connection, int] = {}
+    for pipe in started:
+        _hand(pipe, waiting, busy)
+    while busy:
+        for ready in wait(list(busy)):
+            assert isinstance(ready, Connection)
+            place = busy.pop(ready)
+            try:
+                result = ready.recv()
+            except (EOFError, OSError) as error:
+                process = started[ready]
+                process.join()
+                raise WorkerError(
+                    f"a process that had part of the work ended ({_ending(process)}): start"
+                    " again, with fewer workers if memory is short"
+                ) from error
+            _hand(ready, waiting, busy)
+            yield place, result
 
 
 def _start(work: Callable[[Job], Result]) -> tuple[Connection, BaseProcess]:

@@ -9,15 +9,17 @@ worth, so that it can go on from real runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mlflow_rlsched.learning.expert import expert
 from mlflow_rlsched.learning.improvement import NEVER, evaluate
+from mlflow_rlsched.learning.parallel import pool
 from mlflow_rlsched.learning.rollouts import Rollouts
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN
 from mlflow_rlsched.policy.baselines import Fixed
@@ -44,6 +46,10 @@ _USUAL = 0.5  # part of the runs with the usual weights of the reward
 _SPREAD = np.log([[0.5, 2.0], [0.1, 2.0], [0.5, 2.0], [0.02, 0.5]])  # of the others'
 _TRIED_GPUS, _TRIED_BATCH = 0.01, 0.1  # how often something else than what is proposed is done
 _WANDERS, _AS_FAR = 0.03, 1.5  # how often the rate sets out, and how far: a logarithm
+
+
+Examples = tuple[Array, Array]
+"""Inputs (N, 31) that were met, and what the expert would do there, (N, 7) encoded."""
 
 
 def drawn(count: int, seed: int, apps: Sequence[str] = TRAINED_ON) -> Runs:
@@ -83,43 +89,73 @@ class Pretraining:
         round: Rounds that are done.
     """
 
-    def __init__(self, plan: Plan, seed: int = 0, source: Source = drawn) -> None:
+    def __init__(self, plan: Plan, seed: int = 0, source: Source = drawn, workers: int = 1) -> None:
         """Begin.
 
         Args:
             plan: How much.
             seed: Of all that is drawn: the same one leads to the same policy.
             source: Draws the runs.
+            workers: Processes that the runs are split over; 1 for this one alone. Another number
+                leads to another policy: each draws runs of its own.
         """
         self._plan, self._seed, self._source = plan, seed, source
+        self._workers = min(workers, plan.runs)
         self.learner = Learner(Settings(critic_rate=1e-3, actor_after=NEVER), seed)
         self.round = 0
 
-    def rounds(self) -> Iterator[float]:
-        """Act and learn, round by round; yields the mean loss of each."""
+    def rounds(self) -> Generator[float, None, None]:
+        """Act and learn, round by round; yields the mean loss of each.
+
+        Raises:
+            WorkerError: A process ended.
+        """
         plan, learner = self._plan, self.learner
         # Runs are not kept over an interruption: others begin, drawn anew.
         seed = self._seed + 7919 * self.round
         random = np.random.default_rng([seed, 2])
-        world = _World(self._source, plan.runs, seed)
-        while self.round < plan.rounds:
-            seen, taught = [], []
-            for _ in range(plan.steps):
-                inputs, wanted = world.rollouts.inputs, expert(world.rollouts)
-                learner.observe(inputs)
-                seen.append(inputs)
-                taught.append(wanted)
-                led = random.random((plan.runs, 1)) < plan.mixing**self.round
-                world.act(np.where(led, wanted, learner.act(inputs)))
-            examples, actions = np.concatenate(seen), np.concatenate(taught)
-            updates = max(1, plan.passes * len(examples) // plan.batch_size)
-            rate = plan.rate * (1 - self.round / plan.rounds)
-            losses = [
-                learner.imitate(examples[some], actions[some], rate)
-                for some in random.integers(len(examples), size=(updates, plan.batch_size))
-            ]
-            self.round += 1
-            yield float(np.mean(losses))
+        gathered = self._alone(seed, random) if self._workers == 1 else self._together(seed)
+        with contextlib.closing(gathered):
+            while self.round < plan.rounds:
+                examples, actions = next(gathered)
+                updates = max(1, plan.passes * len(examples) // plan.batch_size)
+                rate = plan.rate * (1 - self.round / plan.rounds)
+                losses = [
+                    learner.imitate(examples[some], actions[some], rate)
+                    for some in random.integers(len(examples), size=(updates, plan.batch_size))
+                ]
+                self.round += 1
+                yield float(np.mean(losses))
+
+    def _alone(self, seed: int, random: np.random.Generator) -> Generator[Examples, None, None]:
+        """What the runs of each round show, in this process."""
+        world = _World(self._source, self._plan.runs, seed)
+        while True:
+            yield world.lead(self.learner, self._plan.steps, self._mixed, random)
+
+    def _together(self, seed: int) -> Generator[Examples, None, None]:
+        """The same, side by side: each part of the runs meets the actor as the round begins."""
+        sizes = [len(part) for part in np.array_split(np.arange(self._plan.runs), self._workers)]
+        seeds = np.random.SeedSequence(seed).generate_state(len(sizes)).tolist()
+        worlds = [_World(self._source, *each) for each in zip(sizes, seeds, strict=True)]
+        randoms = [np.random.default_rng([each, 2]) for each in seeds]
+        with pool(_Part.lead, self._workers) as do:
+            while True:
+                arrays = self.learner.arrays()
+                parts = [
+                    _Part(world, random, arrays, self._plan.steps, self._mixed)
+                    for world, random in zip(worlds, randoms, strict=True)
+                ]
+                found = dict(do(parts))
+                ordered = [found[place] for place in range(len(parts))]
+                worlds, randoms, seen = (list(column) for column in zip(*ordered, strict=True))
+                inputs, actions = map(np.concatenate, zip(*seen, strict=True))
+                self.learner.observe(inputs)
+                yield inputs, actions
+
+    @property
+    def _mixed(self) -> float:
+        return self._plan.mixing**self.round
 
     def judge(self, runs: int = 256, steps: int = 100, updates: int = 2000) -> float:
         """Let the critics of DDPG learn what the actor is worth; returns their last loss.
@@ -176,6 +212,27 @@ class _World:
         self._aims = np.zeros(runs)
         self.rollouts.weigh(self._weights(runs))
 
+    def lead(
+        self, learner: Learner, steps: int, mixed: float, random: np.random.Generator
+    ) -> Examples:
+        """Let the learner's actor act, which sees the inputs for the first time.
+
+        Args:
+            learner: Who acts.
+            steps: Intervals of each run.
+            mixed: Probability that the expert acts instead.
+            random: Draws where.
+        """
+        seen, taught = [], []
+        for _ in range(steps):
+            inputs, wanted = self.rollouts.inputs, expert(self.rollouts)
+            learner.observe(inputs)
+            seen.append(inputs)
+            taught.append(wanted)
+            led = random.random((len(inputs), 1)) < mixed
+            self.act(np.where(led, wanted, learner.act(inputs)))
+        return np.concatenate(seen), np.concatenate(taught)
+
     def act(self, action: Array) -> None:
         """Take encoded actions, with another rate and now and then something else."""
         random, environment = self._random, self.rollouts.environment
@@ -197,3 +254,21 @@ class _World:
         others = np.exp(self._random.uniform(low, high, (count, len(WEIGHTS))))
         usual = self._random.random((count, 1)) < _USUAL
         return np.where(usual, USUAL, others)
+
+
+class _Part(NamedTuple):
+    """Runs of a process for a round, and the actor that leads them."""
+
+    world: _World
+    random: np.random.Generator
+    arrays: Mapping[str, Array]
+    steps: int
+    mixed: float
+
+    def lead(self) -> tuple[_World, np.random.Generator, Examples]:
+        """What they show, and where they and what they draw are then."""
+        torch.set_num_threads(1)  # the others have the other cores
+        learner = Learner()
+        learner.adopt(self.arrays)
+        examples = self.world.lead(learner, self.steps, self.mixed, self.random)
+        return self.world, self.random, examples

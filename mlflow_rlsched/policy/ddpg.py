@@ -188,18 +188,23 @@ class Learner:
         target = self._target(
             *map(torch.from_numpy, (seen.reward, seen.discount, seen.next_inputs))
         )
+        actors = _pairs(self._actor_target, self.actor)
+        critics = _pairs(self._critics_target, self.critics)
         critic, actor, estimates = [], [], []
-        for part in torch.arange(updates * size).view(size, updates).T:
-            values = self.critics(inputs[part], action[part])
-            loss = critic_loss(values, target[part], importance[part])
-            _step(self._critic_adam, self.critics, loss)
+        # Every so many-th row makes a batch, which has a share of all parts of the priorities.
+        columns = (inputs, action, target, importance, raw[:, LAST_ACTION])
+        batches = (column.unflatten(0, (size, updates)).unbind(1) for column in columns)
+        for state, taken, wanted, weight, before in zip(*batches, strict=True):
+            values = self.critics(state, taken)
+            loss = critic_loss(values, wanted, weight)
+            _step(self._critic_adam, loss)
             critic.append(loss.detach())
             estimates.append(values.detach())
             self.updates += 1
             if self._is_actors_turn():
-                actor.append(self._update_actor(inputs[part], raw[part][:, LAST_ACTION]))
-                _follow(self._actor_target, self.actor, self.settings.target_rate)
-            _follow(self._critics_target, self.critics, self.settings.target_rate)
+                actor.append(self._update_actor(state, before))
+                _follow(actors, self.settings.target_rate)
+            _follow(critics, self.settings.target_rate)
         found = torch.stack(estimates, 1).flatten(0, 1)
         replay.update(sample.places, (found - target).abs().mean(1).numpy())
         clipped = float((inputs.abs() >= CLIP).float().mean())
@@ -217,7 +222,7 @@ class Learner:
         teacher = torch.from_numpy(actions)
         logits, factors = self.actor(self.normaliser(torch.from_numpy(inputs)))
         loss = cloning_loss(logits, factors, teacher[:, :-FACTORS], teacher[:, -FACTORS:])
-        _step(self._teacher_adam, self.actor, loss)
+        _step(self._teacher_adam, loss)
         return float(loss.item())
 
     def hold_here(self) -> None:
@@ -317,7 +322,7 @@ class Learner:
             with torch.no_grad():
                 held, wanted = self.reference(inputs)
             loss = loss + settings.cloning * cloning_loss(logits, factors, held.softmax(1), wanted)
-        _step(self._actor_adam, self.actor, loss)
+        _step(self._actor_adam, loss)
         return loss.detach()
 
 
@@ -348,17 +353,21 @@ def _adam(module: nn.Module, rate: float) -> torch.optim.Adam:
     return torch.optim.Adam(module.parameters(), lr=rate, fused=True)
 
 
-def _step(adam: torch.optim.Adam, module: nn.Module, loss: Tensor) -> None:
-    # Gradients of this module alone: the actor's loss runs through the critics.
-    parameters = list(module.parameters())
+def _step(adam: torch.optim.Adam, loss: Tensor) -> None:
+    # Gradients of its parameters alone: the actor's loss runs through the critics.
+    parameters = adam.param_groups[0]["params"]
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         parameter.grad = gradient
     adam.step()
 
 
-def _follow(target: nn.Module, module: nn.Module, rate: float) -> None:
+def _pairs(target: nn.Module, module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(target.parameters(), module.parameters(), strict=True))
+
+
+def _follow(pairs: Sequence[tuple[Tensor, Tensor]], rate: float) -> None:
     with torch.no_grad():
-        for slow, fast in zip(target.parameters(), module.parameters(), strict=True):
+        for slow, fast in pairs:
             slow.lerp_(fast, rate)
 
 

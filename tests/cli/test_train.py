@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
+from mlflow_rlsched.cli.train import EVERY
 from mlflow_rlsched.daemon import home
 from mlflow_rlsched.learning.pretraining import Pretraining
 from mlflow_rlsched.registry import MODEL
 from mlflow_rlsched.versions import Versions
 from tests.cli.conftest import Rlsched
+from tests.world import wait_for
 
 SMALL = ["--rounds", "11", "--runs", "8"]
 
@@ -69,10 +78,54 @@ def test_an_interrupted_training_goes_on(train: Rlsched, monkeypatch: pytest.Mon
     other = train("--seed", "1")
     assert other.exit_code == 2
     assert "other settings" in other.output
-    again = train()
+    again = train("--workers", "2")
     assert again.exit_code == 0, again.output
     assert "going on after round 10" in again.output
-    assert len(Versions().names()) == 1
+    (name,) = Versions().names()
+    assert Versions().read(name).card["workers"] == 2
+
+
+@pytest.mark.parametrize("end", ["interrupt", "terminate", "a worker is killed"])
+def test_whatever_ends_it_no_process_is_left_and_what_is_kept_goes_on(
+    train: Rlsched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # refuses at once
+    folder = tmp_path / "training"
+    options = ["--rounds=500", "--runs=8", "--workers=2", f"--folder={folder}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow_rlsched", "policy", "train", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert wait_for((folder / "state.pt").exists, 120)
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 3  # with the one that looks after what the two share
+        if end == "a worker is killed":
+            next(child for child in children if "spawn_main" in " ".join(child.cmdline())).kill()
+        else:
+            process.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "Traceback" not in output
+    why = "ended (signal 9)" if end == "a worker is killed" else "Error: stopped"
+    assert why in output
+    kept = int(re.search(rf"; (\d+) of 500 rounds are kept in {folder}: the same", output)[1])
+    assert kept >= EVERY
+    assert wait_for(lambda: not any(child.is_running() for child in children), 60)
+    state = torch.load(folder / "state.pt", weights_only=True)
+    assert state["round"] == kept
+    assert [file.name for file in folder.iterdir()] == ["state.pt"]
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "1.5", "many"])
+def test_a_number_of_processes_that_is_none_is_refused(train: Rlsched, workers: str) -> None:
+    found = train("--workers", workers)
+    assert found.exit_code == 2
+    assert "--workers" in found.output
 
 
 @pytest.mark.parametrize("content", [b"", b"no training", b"PK\x03\x04 cut short"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mlflow_rlsched.learning.parallel import WorkerError, spread
+from mlflow_rlsched.learning.parallel import WorkerError, pool, spread
 
 
 def squared(number: int) -> tuple[int, int]:
@@ -33,6 +33,16 @@ def test_every_job_is_done_once(workers: int) -> None:
     pids = {pid for _, pid in found.values()}
     assert (pids == {os.getpid()}) == (workers == 1)
     assert not multiprocessing.active_children()
+
+
+def test_a_pool_is_used_again_and_again() -> None:
+    with pool(squared, 2) as do:
+        first, second = (dict(do(range(at, at + 5))) for at in (0, 5))
+        assert len(multiprocessing.active_children()) == 2
+    assert not multiprocessing.active_children()
+    assert [first[place][0] for place in range(5)] == [0, 1, 4, 9, 16]
+    assert [second[place][0] for place in range(5)] == [25, 36, 49, 64, 81]
+    assert len({pid for _, pid in [*first.values(), *second.values()]}) <= 2
 
 
 def test_without_jobs_no_process_starts() -> None:

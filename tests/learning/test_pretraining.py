@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,11 @@ def simple(count: int, seed: int, gpus: float) -> Runs:
     """Long runs that may have so many devices at most."""
     ranges = Ranges(gpus_max=(gpus, gpus), batch_start=(1, 1), batch_headroom=(64, 64))
     return Runs(count, seed, None, ranges, ["imagenet"])
+
+
+def same(first: Pretraining, second: Pretraining) -> bool:
+    one, other = first.learner.arrays(), second.learner.arrays()
+    return all((one[name] == other[name]).all() for name in one)
 
 
 def goodput_of(runs: Runs) -> np.ndarray:
@@ -61,9 +67,37 @@ def test_the_same_seed_teaches_the_same_also_from_where_it_was_interrupted() -> 
         resumed.resume(begun.state())
         assert resumed.round == 2
         list(resumed.rounds())
-        states.append(resumed.learner.arrays())
+        states.append(resumed)
     assert resumed.round == SMALL.rounds
-    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+    assert same(*states)
+
+
+def test_split_runs_teach_the_same_for_the_same_seed_and_as_many_processes() -> None:
+    first, second, alone = (Pretraining(SMALL, seed=3, workers=workers) for workers in (2, 2, 1))
+    for training in (first, second, alone):
+        losses = list(training.rounds())
+        assert len(losses) == SMALL.rounds
+        assert losses[-1] < losses[0]
+    assert same(first, second)
+    assert not same(first, alone)
+
+
+def test_each_input_that_was_met_anywhere_is_taken_in_once() -> None:
+    counts = []
+    for workers in (1, 3):
+        training = Pretraining(SMALL, workers=workers)
+        next(training.rounds())
+        counts.append(float(training.learner.normaliser.count))
+    assert counts[0] == counts[1]
+
+
+def test_a_training_may_go_on_in_another_number_of_processes() -> None:
+    begun = Pretraining(SMALL, seed=3)
+    next(begun.rounds())
+    resumed = Pretraining(SMALL, seed=3, workers=2)
+    resumed.resume(begun.state())
+    assert len(list(resumed.rounds())) == SMALL.rounds - 1
+    assert not multiprocessing.active_children()
 
 
 def test_it_ends_in_a_version_that_can_go_on_learning() -> None:
