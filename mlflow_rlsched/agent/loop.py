@@ -13,7 +13,14 @@ from pathlib import Path
 from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.placement import (
+    RESIZED,
+    Grant,
+    make_way,
+    plan,
+    pressure,
+    with_room,
+)
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.agent.recovery import decide
@@ -26,6 +33,7 @@ from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
+from mlflow_rlsched.devices.demand import demand, gpus_held
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
@@ -169,6 +177,7 @@ class Agent:
             self._config(task),
             folder,
             [device for device in self._pool.inventory.devices() if device.id in held],
+            self._gpus_held(task, attempt),
             self._sampler.memory_total,
             self._policies,
             _ran_s(attempts[:-1]) + self._executor.age_s(folder),
@@ -176,6 +185,11 @@ class Agent:
         supervised.catch_up()
         self._keep_transitions(supervised)
         self._teller.running(task, attempt)
+
+    def _gpus_held(self, task: Task, attempt: Attempt) -> int:
+        nested = task.spec.parent_attempt_dir is not None
+        kind = self._pool.inventory.kind
+        return gpus_held(self._config(task), nested, kind, len(attempt.devices))
 
     def _supervise(self) -> bool:
         """Look after running attempts; returns whether one of them ended."""
@@ -199,11 +213,27 @@ class Agent:
             reason = "run_deleted"
         elif supervised.device_lost is not None:
             reason = "device_fault"
+        elif supervised.tuning.resizing_s() > supervised.config.grace_s:
+            reason = RESIZED
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
-            self._keep(supervised, supervised.tuning.decide(self._pressure))
+            free = self._free_gpus(supervised) if supervised.tuning.is_elastic else None
+            self._keep(supervised, supervised.tuning.decide(self._pressure, free))
         return False
+
+    def _free_gpus(self, supervised: Supervised) -> int:
+        """How many more ``gpus`` a run may take now: what is free while nobody waits."""
+        if self._pressure > 0:
+            return 0
+        wants = demand(supervised.config, nested=False, kind=self._pool.inventory.kind)
+        offered = self._offered(supervised.task)
+        others = {
+            device: amount
+            for device, amount in self._pool.free().items()
+            if device not in {held.id for held in supervised.devices}
+        }
+        return len(with_room(supervised.config, wants, offered, others)) // wants.each
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
         """Tell a decision, and keep its transition."""
@@ -237,7 +267,7 @@ class Agent:
             elif ending.state is State.FINISHED:
                 self._pool.proved({device.id for device in supervised.devices})
             with _contained(task.run_id):  # its folder may be full or gone: it is over all the same
-                outcome = supervised.close(ending)
+                outcome = None if ending.reason == RESIZED else supervised.close(ending)
                 if outcome is not None:
                     self._keep(supervised, outcome)
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
@@ -278,7 +308,8 @@ class Agent:
         if ready:
             free = self._pool.free()
             kind = self._pool.inventory.kind
-            grants = plan(ready, self._config, self._offered, free, kind)
+            draining = {lease.run_id for lease in self._store.leases(self._host)}
+            grants = plan(ready, self._config, self._offered, free, kind, draining)
             running = [supervised.task for supervised in self._running.values()]
             for task in make_way(ready, grants, running):
                 self._stop(self._running[task.run_id], "preempted")

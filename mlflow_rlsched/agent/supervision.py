@@ -30,6 +30,7 @@ class Supervised:
         config: The task's configuration.
         folder: The attempt's directory.
         devices: What it holds.
+        gpus: How many of its ``gpus`` that is.
         memory_total: Memory of the host, bytes.
         policies: Who may decide on it.
         ran_before_s: Seconds that this attempt (before an agent's restart) and earlier ones ran.
@@ -44,6 +45,7 @@ class Supervised:
         config: RunConfig,
         folder: Path,
         devices: list[Device],
+        gpus: int,
         memory_total: int,
         policies: Policies,
         ran_before_s: float,
@@ -54,7 +56,7 @@ class Supervised:
         self.devices = devices
         self.number = task.attempt
         self.samples = task.samples
-        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total, policies)
+        self.tuning = Tuning(folder, task.attempt, config, devices, gpus, memory_total, policies)
         self.unkept = self.tuning.transitions()
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
@@ -155,8 +157,9 @@ class Supervised:
                 return in_force
         if self.task.batch_size is not None:
             return self.task.batch_size
-        name = self.config.batch_size.param
-        return self.config.initial_batch_size if name is not None else None
+        if self.config.batch_size.param is None or self.config.launcher != "command":
+            return None
+        return self.config.initial_batch_size
 
     def evidence(self, ending: protocol.Exit) -> Evidence:
         """All that is known of the attempt, now that it ended."""
@@ -164,12 +167,15 @@ class Supervised:
         return Evidence(
             exit=ending,
             done="done" in self._events,
+            stopped="stopped" in self._events,
             oom=self._events.get("oom"),
             environment=self._events.get("environment_failed"),
             output=self.output_tail(),
             device_lost=self.device_lost,
             batch_size=self.batch_size(),
             memory=self.tuning.memory_need(),
+            resizing=self.tuning.resizing,
+            gpus=self.tuning.setting.gpus,
         )
 
     def output_tail(self) -> str:

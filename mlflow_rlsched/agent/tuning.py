@@ -27,6 +27,9 @@ from mlflow_rlsched.policy.pacing import FIRST_S
 from mlflow_rlsched.protocol import Directive, Report
 from mlflow_rlsched.store import Task, Transition
 
+RESTART_COST_S = 30.0
+"""What a change of the devices is taken to cost until one was measured."""
+
 ACKNOWLEDGED_WITHIN_S = 60.0
 """How long a decision waits for a training that has not yet applied the last one."""
 
@@ -51,6 +54,7 @@ class Tuning:
         number: Number of the attempt.
         config: The run's configuration.
         devices: What it holds.
+        gpus: How many of its ``gpus`` that is.
         memory_total: Memory of the host, bytes: what a training on the CPU may use.
         policies: Who may decide.
 
@@ -65,6 +69,7 @@ class Tuning:
         number: int,
         config: RunConfig,
         devices: Sequence[Device],
+        gpus: int,
         memory_total: int,
         policies: Policies,
     ) -> None:
@@ -74,6 +79,9 @@ class Tuning:
         self._number = number
         self._config = config
         self._devices = devices
+        self._gpus = gpus
+        # A nested run uses the devices of its parent, and cannot have more.
+        self._elastic = bool(devices) and config.gpus.min < config.gpus.max
         self._memory_total = memory_total
         self._record = decision_log.last(self._run_dir)
         record = self._record or {}
@@ -93,6 +101,11 @@ class Tuning:
         every = config.decision_interval_s
         self._next_s = FIRST_S if isinstance(every, str) else every
         self._begin_interval()
+        self._resized_at: float | None = None
+        if record.get("attempt", number) != number and _resizes(record):
+            # The pause is what the decision cost: it belongs to its interval.
+            self._resized_at = record["time"]
+            self._interval_at -= max(0.0, time.time() - record["time"])
 
     def _in_force(self, record: dict[str, Any]) -> tuple[int, Setting]:
         """Sequence number and setting of the last directive, which is written if it is not."""
@@ -102,7 +115,7 @@ class Tuning:
             self._direct(record["seq"], setting, record["reason"])
             return record["seq"], setting
         factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
-        gpus = self._config.gpus.initial if directive.gpus is None else directive.gpus
+        gpus = self._gpus if directive.gpus is None else directive.gpus
         return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
 
     # What is measured
@@ -121,7 +134,11 @@ class Tuning:
         if report.event == "hello":
             self.can = report.can
             told["can"] = sorted(report.can)
-            self._interval_at = time.monotonic()  # what came before it was no training
+            self._spoke_at = time.monotonic()
+            if self._resized_at is None:
+                self._interval_at = self._spoke_at  # what came before it was no training
+            elif "time" in numbers:
+                told["restart_s"] = max(0.0, numbers["time"] - self._resized_at)
             told |= self._initial(report)
         if "batch_size" in numbers and numbers["batch_size"] >= 1:
             self.setting = replace(self.setting, batch_size=int(numbers["batch_size"]))
@@ -159,15 +176,19 @@ class Tuning:
             optimizer=told.get("optimizer"),
             dataset_size=told.get("dataset_size"),
             drop_last=bool(told["drop_last"]) if "drop_last" in told else None,
+            gpus_are_live=self._elastic,
+            restart_cost_s=told.get("restart_s", RESTART_COST_S),
             price=_price(self._config.prices, self._devices),
         )
 
     def _begin_interval(self) -> None:
-        self._interval_at = time.monotonic()
+        self._interval_at = self._spoke_at = time.monotonic()
         self._reports: list[Report] = []
         self._samples: list[Sample] = []
 
-    def _interval(self, pressure: float, ending: str | None = None) -> Interval:
+    def _interval(
+        self, pressure: float, free: int | None = None, ending: str | None = None
+    ) -> Interval:
         now = time.monotonic()
         network = [s.network_bytes for s in self._samples if s.network_bytes is not None]
         duration = max(now - self._interval_at, 1e-3)
@@ -185,6 +206,7 @@ class Tuning:
             objective=[r.metrics[metric] for r in self._reports if metric in r.metrics],
             can=self.can or frozenset(),
             pressure=pressure,
+            free_gpus=free,
             acknowledged=self._applied == self._seq,
             oom_batch=self.setting.batch_size if ending == "oom" else None,
             ending=ending,
@@ -218,27 +240,44 @@ class Tuning:
 
     def is_due(self) -> bool:
         """Whether it is time for a decision: something was reported for long enough."""
-        waited = time.monotonic() - self._interval_at
-        if not self._reports or waited < self._next_s:
+        waited = time.monotonic() - self._spoke_at
+        if not self._reports or waited < self._next_s or self.resizing:
             return False
+        if self.can is None and "can" in self._training:
+            return False  # it spoke in an earlier attempt, and will again
         return self._applied == self._seq or waited > self._next_s + ACKNOWLEDGED_WITHIN_S
 
-    def decide(self, pressure: float) -> Outcome:
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of devices may change, and the training can go on after that."""
+        return self._elastic and "resume" in (self.can or frozenset())
+
+    @property
+    def resizing(self) -> bool:
+        """Whether the training was asked to stop, to go on with another number of devices."""
+        return self.setting.gpus != self._gpus
+
+    def resizing_s(self) -> float:
+        """Seconds since it was asked to."""
+        return time.monotonic() - self._interval_at if self.resizing else 0.0
+
+    def decide(self, pressure: float, free: int | None = None) -> Outcome:
         """Decide, record it, and tell the training if anything changes.
 
         Args:
             pressure: Devices that waiting tasks ask for, over the devices of the pool.
+            free: How many more the run may take now, or None where it has what it has.
 
         Raises:
             OSError: The record or the directive cannot be written.
         """
         policy = self._policies.of(self._config, self._run_dir.name)
         self._decider.others = self._policies.others(policy, self._config)
-        if not (self.can or frozenset()) & {"batch_size", "learning_rate"}:
+        if not self.is_elastic and not (self.can or frozenset()) & {"batch_size", "learning_rate"}:
             policy = Fixed("nothing of this training can be changed while it runs", policy)
             self._decider.others = ()  # nobody could have done anything, nor learns from it
         self._decider.policy = policy
-        return self._conclude(self._decider.decide(self._interval(pressure)))
+        return self._conclude(self._decider.decide(self._interval(pressure, free)))
 
     def transitions(self) -> list[Transition]:
         """The last ones on record: an agent that died may not have got round to keep them."""
@@ -270,7 +309,7 @@ class Tuning:
         self._decider.policy = Fixed(reason, policy)
         goes_on = ending is None or ending == "oom"
         self._decider.others = [policy, *self._decider.others] if goes_on else ()
-        decision = self._decider.decide(self._interval(0.0, ending))
+        decision = self._decider.decide(self._interval(0.0, ending=ending))
         if batch_size is not None:
             before = self.setting
             action = Action(batch_factor=batch_size / (before.batch_size or batch_size))
@@ -316,8 +355,9 @@ class Tuning:
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
     def _direct(self, seq: int, setting: Setting, reason: str) -> None:
+        action = "continue" if setting.gpus == self._gpus else "stop"
         Directive(
-            self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, reason=reason
+            self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, action, reason
         ).write(self._folder)
 
     def _reported(self) -> dict[str, float]:
@@ -352,6 +392,11 @@ class Outcome:
     reported: dict[str, float]
     first: bool
     transition: Transition | None
+
+
+def _resizes(record: Mapping[str, Any]) -> bool:
+    """Whether a decision changed the number of devices."""
+    return not record["ended"] and record["setting"]["gpus"] != record["before"]["gpus"]
 
 
 def _price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:

@@ -99,7 +99,8 @@ def wants(task: Task) -> dict[str, Any]:
     """What a task asks for: GPUs, hundredths of each, CPU slots where there are no GPUs."""
     config = task.spec.config
     nested = task.spec.parent_attempt_dir is not None
-    gpus = 0 if nested else int(config.get("gpus", {}).get("initial", 1))
+    asked = int(config.get("gpus", {}).get("initial", 1)) if task.gpus is None else task.gpus
+    gpus = 0 if nested else asked
     return {
         "gpus": gpus,
         "amount": math.ceil(100 * float(config.get("gpu_fraction", 1.0))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -24,7 +25,12 @@ def task(run_id: str, order: int = 0, priority: int = 0, **settings: Any) -> Tas
     )
 
 
-def grants(tasks: list[Task], devices: list[Device], free: dict[str, int] | None = None) -> Any:
+def grants(
+    tasks: list[Task],
+    devices: list[Device],
+    free: dict[str, int] | None = None,
+    draining: tuple[str, ...] = (),
+) -> Any:
     full = {device.id: 100 for device in devices}
     made: list[Grant] = plan(
         tasks,
@@ -32,6 +38,7 @@ def grants(tasks: list[Task], devices: list[Device], free: dict[str, int] | None
         lambda _: devices,
         full if free is None else free,
         devices[0].kind,
+        draining,
     )
     return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
 
@@ -47,6 +54,30 @@ def test_each_gets_its_own_in_order() -> None:
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     asked = [task("big", gpus=3), task("small", gpus=1)]
     assert grants(asked, GPUS, {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}) == []
+
+
+def resized(run_id: str, goes_on_with: int, **settings: Any) -> Task:
+    waiting = task(run_id, **{"gpus": {"initial": 1, "min": 1, "max": 4}, **settings})
+    return replace(waiting, exit_reason="resized", gpus=goes_on_with)
+
+
+def test_what_a_run_gave_back_to_be_resized_is_its_own() -> None:
+    asked = [task("first", priority=9, gpus=2), resized("a", 3)]
+    assert [name for name, _ in grants(asked, GPUS)] == ["a"]
+    assert grants(asked, GPUS, draining=("a",)) == [], "its devices are not empty yet"
+    assert [name for name, _ in grants(asked, GPUS, draining=("another",))] == ["a"]
+
+
+def test_a_run_goes_on_with_what_there_is_of_the_devices_that_it_wanted() -> None:
+    two = {"GPU-0": 100, "GPU-1": 100}
+    assert [len(shares) for _, shares in grants([resized("a", 4)], GPUS, two)] == [2]
+    least = {"initial": 3, "min": 3, "max": 4}
+    assert grants([resized("a", 4, gpus=least)], GPUS, two) == []
+    first = task("a", gpus={"initial": 4, "min": 1})
+    assert grants([first], GPUS, two) == [], "it begins with what it asked for"
+    three = {f"cpu-{n}": 100 for n in range(3)}
+    asked = [resized("a", 2, cpu_slots=2)]
+    assert [len(shares) for _, shares in grants(asked, SLOTS, three)] == [2]
 
 
 def test_tasks_without_devices_pass() -> None:
