@@ -260,12 +260,7 @@ class Agent:
             ending = decide(task, supervised.config, evidence, time.time())
             text = "run %s, attempt %d: %s %s"
             _logger.info(text, task.run_id, task.attempt, ending.reason, ending.message)
-            if ending.reason == "device_fault":
-                lost = [d for d in supervised.devices if self._pool.inventory.read(d).lost]
-                for device in lost or supervised.devices:
-                    self._pool.fault(device.id, ending.message)
-            elif ending.state is State.FINISHED:
-                self._pool.proved({device.id for device in supervised.devices})
+            self._pool.used(supervised.devices, ending)
             with _contained(task.run_id):  # its folder may be full or gone: it is over all the same
                 outcome = None if ending.reason == RESIZED else supervised.close(ending)
                 if outcome is not None:
@@ -328,26 +323,12 @@ class Agent:
         config = self._config(task)
         if self._waiting.see(task, config) and task.attempt > 0:
             self._teller.waiting(task)
-        ending = self._end_of_waiting(task, config)
+        ending = self._waiting.end_of(task, config, self._tracker.gone, self._running)
         if ending is None:
             return self._waiting.is_ready(task)
         if self._store.end_queued(task.run_id, ending, time.time()):
             self._tell_if_over(task.run_id)
         return False
-
-    def _end_of_waiting(self, task: Task, config: RunConfig) -> Ending | None:
-        """Why a waiting task is over before it started, if it is."""
-        if task.cancel_by is not None:
-            return Ending(State.KILLED, "cancelled", f"cancelled by {task.cancel_by}")
-        if task.run_id in self._tracker.gone:
-            return Ending(State.KILLED, "run_deleted", "the MLflow run was deleted")
-        parent = task.spec.parent_run_id
-        if task.spec.parent_attempt_dir is not None and parent not in self._running:
-            return Ending(State.KILLED, "parent_ended", "the run that it was nested in has ended")
-        if self._waiting.is_overdue(task, config):
-            text = f"it waited longer than queue_timeout_s ({config.queue_timeout_s:g} s)"
-            return Ending(State.FAILED, "queue_timeout", text)
-        return None
 
     def _offered(self, task: Task) -> list[Device]:
         mine = self._pool.devices()

@@ -13,6 +13,7 @@ from typing import Any
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.telemetry import Sample
+from mlflow_rlsched.agent.usage import price, uses
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.learning.transitions import transition_of, transitions_of
@@ -20,7 +21,7 @@ from mlflow_rlsched.policy.action import Action, Setting, resize
 from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import DeviceUse, Interval
+from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits, limits_of
 from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
 from mlflow_rlsched.policy.pacing import FIRST_S
@@ -178,7 +179,7 @@ class Tuning:
             drop_last=bool(told["drop_last"]) if "drop_last" in told else None,
             gpus_are_live=self._elastic,
             restart_cost_s=told.get("restart_s", RESTART_COST_S),
-            price=_price(self._config.prices, self._devices),
+            price=price(self._config.prices, self._devices),
         )
 
     def _begin_interval(self) -> None:
@@ -199,7 +200,7 @@ class Tuning:
             duration_s=duration,
             elapsed_s=self._trained_s + duration,
             setting=self.setting,
-            devices=[self._use(i) for i in range(len(self._devices))],
+            devices=uses(self._devices, self._samples, self._memory_total),
             network_rate=(network[-1] - network[0]) / duration if len(network) > 1 else None,
             host_cpu=min(1.0, fmean(cores) / slots) if cores else None,
             reports=self._reports,
@@ -210,30 +211,6 @@ class Tuning:
             acknowledged=self._applied == self._seq,
             oom_batch=self.setting.batch_size if ending == "oom" else None,
             ending=ending,
-        )
-
-    def _use(self, place: int) -> DeviceUse:
-        """Use of a device since the last decision; a CPU slot's is its part of the tree's."""
-        if self._devices[place].kind == "cpu":
-            slots = len(self._devices)
-            cores = [s.cores for s in self._samples if s.cores is not None]
-            memory = [s.memory_bytes for s in self._samples if s.memory_bytes is not None]
-            return DeviceUse(
-                utilisation=min(1.0, fmean(cores) / slots) if cores else None,
-                memory_used=max(memory) if memory else None,
-                memory_total=self._memory_total,
-            )
-        readings = [s.readings[place] for s in self._samples if place < len(s.readings)]
-        busy = [r.utilization_percent for r in readings if r.utilization_percent is not None]
-        used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
-        power = [r.power_watts for r in readings if r.power_watts is not None]
-        last = readings[-1] if readings else None
-        return DeviceUse(
-            utilisation=fmean(busy) / 100 if busy else None,
-            memory_used=max(used) if used else None,
-            memory_total=last.memory_total_bytes if last else None,
-            power=fmean(power) if power else None,
-            power_limit=last.power_limit_watts if last else None,
         )
 
     # What follows
@@ -397,17 +374,6 @@ class Outcome:
 def _resizes(record: Mapping[str, Any]) -> bool:
     """Whether a decision changed the number of devices."""
     return not record["ended"] and record["setting"]["gpus"] != record["before"]["gpus"]
-
-
-def _price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:
-    """Price of a device-second: that of the first type whose name a device has, else 1."""
-    found = [
-        price
-        for device in devices
-        for name, price in prices.items()
-        if name.lower() in device.name.lower()
-    ]
-    return found[0] / 3600 if found else 1.0
 
 
 def _resized(setting: Setting, batch_size: int | None, training: Mapping[str, Any]) -> Setting:

@@ -7,11 +7,12 @@ may neither end a task that waits nor keep it from being tried again.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mlflow_rlsched.agent.recovery import longest_delay
 from mlflow_rlsched.config import RunConfig
-from mlflow_rlsched.store import Task
+from mlflow_rlsched.store import Ending, State, Task
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,29 @@ class Waiting:
         """Whether a task that was seen waits longer than its ``queue_timeout_s``."""
         limit = config.queue_timeout_s
         return limit is not None and time.monotonic() - self._waits[task.run_id].since > limit
+
+    def end_of(
+        self, task: Task, config: RunConfig, deleted: Collection[str], running: Collection[str]
+    ) -> Ending | None:
+        """Why a task that was seen is over before it starts, if it is.
+
+        Args:
+            task: The task.
+            config: Its configuration.
+            deleted: Runs that were deleted in MLflow.
+            running: Runs that go on.
+        """
+        if task.cancel_by is not None:
+            return Ending(State.KILLED, "cancelled", f"cancelled by {task.cancel_by}")
+        if task.run_id in deleted:
+            return Ending(State.KILLED, "run_deleted", "the MLflow run was deleted")
+        parent = task.spec.parent_run_id
+        if task.spec.parent_attempt_dir is not None and parent not in running:
+            return Ending(State.KILLED, "parent_ended", "the run that it was nested in has ended")
+        if self.is_overdue(task, config):
+            text = f"it waited longer than queue_timeout_s ({config.queue_timeout_s:g} s)"
+            return Ending(State.FAILED, "queue_timeout", text)
+        return None
 
     def is_ready(self, task: Task) -> bool:
         """Whether a retry's delay is over, for a task that was seen."""
