@@ -12,17 +12,12 @@ from pathlib import Path
 
 from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
+from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import (
-    RESIZED,
-    Grant,
-    make_way,
-    plan,
-    pressure,
-    with_room,
-)
+from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
@@ -33,11 +28,17 @@ from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
-from mlflow_rlsched.devices.demand import demand, gpus_held
-from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import AgentRecord, Attempt, Ending, State, Task, open_store
+from mlflow_rlsched.store import (
+    AgentRecord,
+    Attempt,
+    Ending,
+    State,
+    Task,
+    open_store,
+)
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Agent:
         self._pool = Pool(
             open_inventory(), self._store, self._host, None if limit is None else limit.split(",")
         )
+        self._offers = Offers(self._pool, self._store, self._host, self._config)
         self._executor = LocalExecutor(os.environ)
         self._sampler = Sampler(self._pool.inventory)
         self._versions = Versions()
@@ -218,22 +220,11 @@ class Agent:
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
-            free = self._free_gpus(supervised) if supervised.tuning.is_elastic else None
+            free = None
+            if supervised.tuning.is_elastic:
+                free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised)
             self._keep(supervised, supervised.tuning.decide(self._pressure, free))
         return False
-
-    def _free_gpus(self, supervised: Supervised) -> int:
-        """How many more ``gpus`` a run may take now: what is free while nobody waits."""
-        if self._pressure > 0:
-            return 0
-        wants = demand(supervised.config, nested=False, kind=self._pool.inventory.kind)
-        offered = self._offered(supervised.task)
-        others = {
-            device: amount
-            for device, amount in self._pool.free().items()
-            if device not in {held.id for held in supervised.devices}
-        }
-        return len(with_room(supervised.config, wants, offered, others)) // wants.each
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
         """Tell a decision, and keep its transition."""
@@ -301,12 +292,9 @@ class Agent:
                     ready.append(task)
         self._pressure = pressure(ready, self._config, len(self._pool.devices()))
         if ready:
-            free = self._pool.free()
-            kind = self._pool.inventory.kind
-            draining = {lease.run_id for lease in self._store.leases(self._host)}
-            grants = plan(ready, self._config, self._offered, free, kind, draining)
-            running = [supervised.task for supervised in self._running.values()]
-            for task in make_way(ready, grants, running):
+            running = list(self._running.values())
+            grants = plan(*self._offers.to(ready, running, self._waiting))
+            for task in make_way(ready, grants, [supervised.task for supervised in running]):
                 self._stop(self._running[task.run_id], "preempted")
             for grant in grants:
                 self._start(grant)
@@ -329,13 +317,6 @@ class Agent:
         if self._store.end_queued(task.run_id, ending, time.time()):
             self._tell_if_over(task.run_id)
         return False
-
-    def _offered(self, task: Task) -> list[Device]:
-        mine = self._pool.devices()
-        if task.spec.device_limit is None:
-            return mine
-        allowed = {device.id for device in self._pool.inventory.allowed(task.spec.device_limit)}
-        return [device for device in mine if device.id in allowed]
 
     def _start(self, grant: Grant) -> None:
         """Claim a task and launch its next attempt."""

@@ -1,22 +1,22 @@
 """Which waiting task gets which devices (pure functions).
 
-Strict order: higher priority first, then older. A task that does not fit holds back those that
-rank after it, so that none waits for ever; tasks that take no device pass. A run whose devices
-are being changed goes before all of them: what it gave back for a moment is its own.
+Tasks come in the order of ``ranking``. The first that does not fit is promised the devices that are
+free first; others may pass it as long as that costs it nothing: on devices that it will not use,
+or when they are surely over by then. Tasks that take no device pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from mlflow_rlsched.agent.forecast import Holding, Reservation, earliest
+from mlflow_rlsched.agent.ranking import RESIZED, Ranking
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import Demand, demand, suits
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
-
-RESIZED = "resized"
-"""Class of the ending of an attempt that made way for one on another number of devices."""
 
 
 @dataclass(frozen=True)
@@ -27,48 +27,70 @@ class Grant:
     shares: tuple[DeviceShare, ...]
 
 
-def plan(
-    tasks: Sequence[Task],
-    configs: Callable[[Task], RunConfig],
-    offered: Callable[[Task], Sequence[Device]],
-    free: Mapping[str, int],
-    kind: str,
-    draining: Collection[str] = (),
-) -> list[Grant]:
-    """Grants for this moment.
+@dataclass(frozen=True)
+class Scene:
+    """What a pass over the waiting tasks looks at.
 
-    Args:
-        tasks: Waiting tasks that may start now, by rank.
+    Attributes:
         configs: Configuration of a task.
         offered: Devices that a task's own limit allows, in the order to be tried.
         free: Hundredths free by device id.
         kind: Kind of this host's devices.
+        holdings: What runs.
         draining: Run ids of tasks whose last attempt's devices are not empty yet.
+        is_late: Whether a task waits longer than it was first promised, given what it is promised
+            now in seconds: then nobody passes it any more.
     """
-    left = dict(free)
+
+    configs: Callable[[Task], RunConfig]
+    offered: Callable[[Task], Sequence[Device]]
+    free: Mapping[str, int]
+    kind: str
+    holdings: Sequence[Holding] = ()
+    draining: Collection[str] = ()
+    is_late: Callable[[Task, float], bool] = lambda task, in_s: False
+
+    def wants(self, task: Task) -> Demand:
+        """What a task asks for."""
+        nested = task.spec.parent_attempt_dir is not None
+        return demand(self.configs(task), nested, self.kind, task.gpus)
+
+
+def plan(ranking: Ranking, scene: Scene) -> list[Grant]:
+    """Grants for this moment, and the ranking told of them."""
+    left = dict(scene.free)
     grants: list[Grant] = []
-    blocked = False
-    for task in sorted(tasks, key=lambda task: task.exit_reason != RESIZED):
-        config = configs(task)
-        wants = demand(config, task.spec.parent_attempt_dir is not None, kind, task.gpus)
-        if wants.devices and blocked:
+    first: Reservation | None = None  # of the first task that does not fit
+    for task in ranking:
+        config, wants = scene.configs(task), scene.wants(task)
+        learns = task.priority == LEARNING_PRIORITY  # it would have to make way at once
+        if first is not None and wants.devices and (math.isinf(first.in_s) or learns):
             continue
-        if task.exit_reason == RESIZED and task.run_id in draining:
-            blocked = True
+        if task.exit_reason == RESIZED and task.run_id in scene.draining:
+            first = Reservation(math.inf)
             continue
-        fitting = with_room(config, wants, offered(task), left)
+        fitting = with_room(config, wants, scene.offered(task), left)
+        if first is not None and (config.timeout_s or math.inf) > first.in_s:
+            fitting = [device for device in fitting if device not in first.devices]
         if wants.amount < 100:
             fitting.sort(key=lambda device: left[device])  # fill what is begun already
         chosen = fitting[: wants.devices]
         del chosen[len(chosen) - len(chosen) % wants.each :]
         if len(chosen) < wants.least:
-            blocked = True
+            first = first or _promised(task, wants, scene, left)
             continue
         for device_id in chosen:
             left[device_id] -= wants.amount
+        ranking.give(task, wants.amount * len(chosen))
         shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
         grants.append(Grant(task, shares))
     return grants
+
+
+def _promised(task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]) -> Reservation:
+    suited = [d.id for d in scene.offered(task) if suits(d, scene.configs(task))]
+    found = earliest(wants, suited, left, scene.holdings)
+    return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
 
 
 def with_room(

@@ -12,7 +12,7 @@ import re
 import signal
 from dataclasses import dataclass, field, replace
 
-from mlflow_rlsched.agent.placement import RESIZED
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.policy.memory import MemoryNeed, after_oom
 from mlflow_rlsched.protocol import EXIT_RESUME, Exit

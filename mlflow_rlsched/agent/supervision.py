@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.forecast import Holding, left_of
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.recovery import Evidence
 from mlflow_rlsched.agent.telemetry import CPU_METRIC
 from mlflow_rlsched.agent.tuning import Outcome, Tuning
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import Ending, State, Task
+from mlflow_rlsched.store import DeviceShare, Ending, State, Task
 
 OUTPUT_TAIL_BYTES = 16 * 1024
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
@@ -138,6 +139,11 @@ class Supervised:
         ]
         if any(percent > _ALIVE_PERCENT for percent in used):
             self._alive_at = time.monotonic()
+
+    def holding(self, shares: Sequence[DeviceShare]) -> Holding:
+        """What it holds, and how long it is expected to."""
+        timeout = None if self._deadline is None else self._deadline - time.monotonic()
+        return Holding(self.run_id, shares, *left_of(self.tuning.record, timeout, time.time()))
 
     def overdue(self) -> str | None:
         """``timeout`` or ``lost_heartbeat`` when the attempt has to be ended, else None."""

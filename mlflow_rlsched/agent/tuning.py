@@ -62,6 +62,7 @@ class Tuning:
     Attributes:
         setting: What is in force.
         can: What the training can do; None until it has said so.
+        record: The last decision on record, or None.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class Tuning:
         # A nested run uses the devices of its parent, and cannot have more.
         self._elastic = bool(devices) and config.gpus.min < config.gpus.max
         self._memory_total = memory_total
-        self._record = decision_log.last(self._run_dir)
-        record = self._record or {}
+        self.record = decision_log.last(self._run_dir)
+        record = self.record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self.can: frozenset[str] | None = None
         self._has_spoken = False
@@ -280,7 +281,7 @@ class Tuning:
         """
         if not self._has_spoken and batch_size is None:
             return None
-        if self._record and self._record["ended"] and self._record["attempt"] == self._number:
+        if self.record and self.record["ended"] and self.record["attempt"] == self._number:
             return None  # an agent that died since then has done it
         policy = self._decider.policy
         self._decider.policy = Fixed(reason, policy)
@@ -311,9 +312,9 @@ class Tuning:
             self._direct(self._seq + 1, setting, decision.reason)
             self._seq += 1
         transition = None
-        if self._record is not None:
+        if self.record is not None:
             weights = self._config.reward
-            transition = transition_of(self._run_dir.name, self._record, record, weights)
+            transition = transition_of(self._run_dir.name, self.record, record, weights)
         outcome = Outcome(
             decision,
             changed,
@@ -322,13 +323,13 @@ class Tuning:
             self._is_first_of_its_policy(decision),
             transition,
         )
-        self.setting, self._record, self._next_s = setting, record, decision.next_s
+        self.setting, self.record, self._next_s = setting, record, decision.next_s
         self._trained_s = decision.elapsed_s
         self._begin_interval()
         return outcome
 
     def _is_first_of_its_policy(self, decision: Decision) -> bool:
-        before = self._record or {}
+        before = self.record or {}
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
     def _direct(self, seq: int, setting: Setting, reason: str) -> None:

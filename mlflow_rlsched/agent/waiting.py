@@ -29,6 +29,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
+        self._promises: dict[str, float] = {}
         self._looked_at = 0.0
 
     def look(self) -> None:
@@ -47,6 +48,21 @@ class Waiting:
         ready_at = now + delay if delay else 0.0
         self._waits[task.run_id] = _Wait(task.attempt, now - waited, ready_at)
         return True
+
+    def waited_s(self, task: Task) -> float:
+        """Seconds that a task has waited for its next attempt, as far as it was seen."""
+        known = self._waits.get(task.run_id)
+        return 0.0 if known is None else time.monotonic() - known.since
+
+    def is_late(self, task: Task, promised_s: float) -> bool:
+        """Whether a task waits longer than it was first promised.
+
+        Args:
+            task: The task.
+            promised_s: Seconds in which it can start by what is known now.
+        """
+        now = time.monotonic()
+        return now > self._promises.setdefault(task.run_id, now + promised_s)
 
     def is_overdue(self, task: Task, config: RunConfig) -> bool:
         """Whether a task that was seen waits longer than its ``queue_timeout_s``."""
@@ -88,3 +104,4 @@ class Waiting:
     def forget(self, run_id: str) -> None:
         """Forget a task that started or ended."""
         self._waits.pop(run_id, None)
+        self._promises.pop(run_id, None)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.forecast import Holding, earliest
+from mlflow_rlsched.agent.placement import Grant, Scene, make_way, plan, pressure
+from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.config import RunConfig, resolve
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import LEARNING_PRIORITY, State, Task
+from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, State, Task
 from tests.task_specs import make_spec
 
 GPUS = [Device(f"GPU-{i}", "nvidia", i, "H100 80GB", 80_000_000_000) for i in range(4)]
@@ -30,16 +33,20 @@ def grants(
     devices: list[Device],
     free: dict[str, int] | None = None,
     draining: tuple[str, ...] = (),
+    holdings: tuple[Holding, ...] = (),
+    is_late: Callable[[Task, float], bool] = lambda task, in_s: False,
 ) -> Any:
     full = {device.id: 100 for device in devices}
-    made: list[Grant] = plan(
-        tasks,
+    scene = Scene(
         lambda t: RunConfig.model_validate(t.spec.config),
         lambda _: devices,
         full if free is None else free,
         devices[0].kind,
+        holdings,
         draining,
+        is_late,
     )
+    made: list[Grant] = plan(Ranking(tasks, lambda _: 0.0), scene)
     return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
 
 
@@ -99,6 +106,80 @@ def test_fractions_fill_a_begun_device_first_and_reserve_what_was_declared() -> 
         ("b", [("GPU-0", 50)]),
         ("c", [("GPU-0", 50)]),
     ]
+
+
+RUNNING = (
+    Holding("r", (DeviceShare("GPU-2"),), 100.0),
+    Holding("s", (DeviceShare("GPU-3"),), 900.0),
+)
+"""Two of four devices are held; the third is free in 100 s."""
+
+HALF = {"GPU-0": 100, "GPU-1": 100}
+
+
+def test_others_pass_one_that_waits_where_that_costs_it_nothing() -> None:
+    big = task("big", gpus=3)
+    short, long = task("short", timeout_s=100), task("long", timeout_s=101)
+    unknown = task("unknown")
+    assert grants([big, unknown, long, short], GPUS, HALF, holdings=RUNNING) == [
+        ("short", [("GPU-0", 100)])
+    ]
+    devices = [*GPUS[:3], replace(GPUS[3], name="L4")]
+    big = task("big", gpus=3, requires={"gpu_type": "H100"})
+    free = {**HALF, "GPU-3": 100}
+    assert grants([big, unknown], devices, free, holdings=RUNNING[:1]) == [
+        ("unknown", [("GPU-3", 100)])
+    ]
+
+
+def test_nobody_passes_one_whose_start_is_not_known_or_late() -> None:
+    asked = [task("big", gpus=3), task("short", timeout_s=1)]
+    unknown = (Holding("r", (DeviceShare("GPU-2"),)),)
+    assert grants(asked, GPUS, HALF, holdings=unknown) == []
+    assert grants(asked, GPUS, HALF, holdings=RUNNING)
+    assert grants(asked, GPUS, HALF, holdings=RUNNING, is_late=lambda task, in_s: True) == []
+
+
+def test_what_learns_fills_no_hole_that_somebody_waits_for() -> None:
+    learns = task("learns", priority=LEARNING_PRIORITY, timeout_s=1)
+    assert grants([task("big", gpus=3), learns], GPUS, HALF, holdings=RUNNING) == []
+
+
+@given(st.data())
+def test_whoever_waits_first_starts_no_later_for_those_who_pass(data: st.DataObject) -> None:
+    """Runs that take as long as they were expected to, on four devices, until all have started."""
+    drawn = st.tuples(st.integers(1, 4), st.integers(1, 50))
+    sizes = data.draw(st.lists(drawn, min_size=1, max_size=8))
+    waiting = [
+        task(str(n), order=n, gpus=gpus, timeout_s=seconds)
+        for n, (gpus, seconds) in enumerate(sizes)
+    ]
+    running: list[tuple[float, Holding]] = []  # when it ends
+    now, promised = 0.0, {}
+    while waiting:
+        running = [(end, held) for end, held in running if end > now]
+        taken = {share.device for _, held in running for share in held.shares}
+        scene = Scene(
+            lambda t: RunConfig.model_validate(t.spec.config),
+            lambda _: GPUS,
+            {device.id: 0 if device.id in taken else 100 for device in GPUS},
+            "nvidia",
+            [replace(held, left_s=end - now) for end, held in running],
+        )
+        for grant in plan(Ranking(waiting, lambda _: 0.0), scene):
+            waiting.remove(grant.task)
+            seconds = sizes[int(grant.task.run_id)][1]
+            running.append((now + seconds, Holding(grant.task.run_id, grant.shares)))
+            assert now <= promised.get(grant.task.run_id, now)
+            taken |= {share.device for share in grant.shares}
+        assert len(taken) == sum(len(held.shares) for _, held in running)
+        if waiting:
+            left = [replace(held, left_s=end - now) for end, held in running]
+            free = {device.id: 100 for device in GPUS if device.id not in taken}
+            first = waiting[0]
+            found = earliest(scene.wants(first), [d.id for d in GPUS], free, left)
+            promised.setdefault(first.run_id, now + found.in_s)
+            now = min(end for end, _ in running)
 
 
 def test_requirements_choose_among_devices() -> None:
