@@ -14,9 +14,10 @@ from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.placement import Grant, plan, pressure
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.preemption import PREEMPTED, make_way
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.supervision import Supervised
@@ -215,8 +216,8 @@ class Agent:
             reason = "run_deleted"
         elif supervised.device_lost is not None:
             reason = "device_fault"
-        elif supervised.tuning.resizing_s() > supervised.config.grace_s:
-            reason = RESIZED
+        elif supervised.tuning.leaves_s() > supervised.config.grace_s:
+            reason = supervised.tuning.leaves
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
@@ -242,6 +243,13 @@ class Agent:
         if supervised.stopping is None:
             self._executor.stop(supervised.folder, reason, supervised.config.grace_s)
             supervised.stopping = reason
+
+    def _preempt(self, supervised: Supervised) -> None:
+        """Have an attempt make way: at a checkpoint where it resumes."""
+        if "resume" in (supervised.can or ()):
+            supervised.tuning.ask_to_stop("its devices are needed by a run of higher priority")
+        else:
+            self._stop(supervised, PREEMPTED)
 
     def _finish(self, supervised: Supervised, exit_: protocol.Exit) -> None:
         """Record how an attempt ended and what becomes of its task."""
@@ -293,10 +301,11 @@ class Agent:
         self._pressure = pressure(ready, self._config, len(self._pool.devices()))
         if ready:
             running = list(self._running.values())
-            grants = plan(*self._offers.to(ready, running, self._waiting))
-            for task in make_way(ready, grants, [supervised.task for supervised in running]):
-                self._stop(self._running[task.run_id], "preempted")
-            for grant in grants:
+            ranking, scene = self._offers.to(ready, running, self._waiting)
+            found = plan(ranking, scene)
+            for task in make_way(found.waiting, self._offers.runners(running), found.scene):
+                self._preempt(self._running[task.run_id])
+            for grant in found.grants:
                 self._start(grant)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mlflow_rlsched.agent.placement import Scene, with_room
 from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
 from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.waiting import Waiting
@@ -52,6 +54,28 @@ class Offers:
             waiting.is_late,
         )
         return Ranking(ready, waiting.waited_s, amounts), scene
+
+    def runners(self, running: Sequence[Supervised]) -> list[Runner]:
+        """For ``make_way``: what runs."""
+        kind = self._pool.inventory.kind
+        shares: dict[str, list[DeviceShare]] = {}
+        for lease in self._store.leases(self._host):
+            shares.setdefault(lease.run_id, []).append(lease.share)
+        return [
+            Runner(
+                s.task,
+                shares.get(s.run_id, []),
+                s.tuning.least_gpus * demand(s.config, nested=False, kind=kind).each,
+                "resume" in (s.can or ()),
+                s.stopping is not None or s.tuning.leaves is not None,
+                partial(self._preemptions, s.run_id),
+            )
+            for s in running
+        ]
+
+    def _preemptions(self, run_id: str) -> int:
+        attempts = self._store.attempts(run_id)
+        return sum(attempt.reason == PREEMPTED for attempt in attempts)
 
     def more_gpus(self, supervised: Supervised) -> int:
         """How many more ``gpus`` would be free for a running task if nobody waited."""

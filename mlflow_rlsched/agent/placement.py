@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow_rlsched.agent.forecast import Holding, Reservation, earliest
 from mlflow_rlsched.agent.ranking import RESIZED, Ranking
@@ -56,15 +56,32 @@ class Scene:
         return demand(self.configs(task), nested, self.kind, task.gpus)
 
 
-def plan(ranking: Ranking, scene: Scene) -> list[Grant]:
-    """Grants for this moment, and the ranking told of them."""
+@dataclass(frozen=True)
+class Plan:
+    """What a pass over the waiting tasks found.
+
+    Attributes:
+        grants: Tasks that start now.
+        waiting: The others, in their order.
+        scene: What there is after the grants.
+    """
+
+    grants: Sequence[Grant]
+    waiting: Sequence[Task]
+    scene: Scene
+
+
+def plan(ranking: Ranking, scene: Scene) -> Plan:
+    """What starts at this moment; the ranking is told of it."""
     left = dict(scene.free)
     grants: list[Grant] = []
+    waiting: list[Task] = []
     first: Reservation | None = None  # of the first task that does not fit
     for task in ranking:
         config, wants = scene.configs(task), scene.wants(task)
         learns = task.priority == LEARNING_PRIORITY  # it would have to make way at once
         if first is not None and wants.devices and (math.isinf(first.in_s) or learns):
+            waiting.append(task)
             continue
         if task.exit_reason == RESIZED and task.run_id in scene.draining:
             first = Reservation(math.inf)
@@ -78,13 +95,14 @@ def plan(ranking: Ranking, scene: Scene) -> list[Grant]:
         del chosen[len(chosen) - len(chosen) % wants.each :]
         if len(chosen) < wants.least:
             first = first or _promised(task, wants, scene, left)
+            waiting.append(task)
             continue
         for device_id in chosen:
             left[device_id] -= wants.amount
         ranking.give(task, wants.amount * len(chosen))
         shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
         grants.append(Grant(task, shares))
-    return grants
+    return Plan(grants, waiting, replace(scene, free=left))
 
 
 def _promised(task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]) -> Reservation:
@@ -102,19 +120,6 @@ def with_room(
         for device in offered
         if free.get(device.id, 0) >= wants.amount and suits(device, config)
     ]
-
-
-def make_way(ready: Sequence[Task], grants: Sequence[Grant], running: Sequence[Task]) -> list[Task]:
-    """Running tasks that have to make way: those that learn, as soon as anybody waits.
-
-    Args:
-        ready: Waiting tasks that may start now.
-        grants: What of them starts.
-        running: Running tasks.
-    """
-    granted = {grant.task.run_id for grant in grants}
-    waiting = [t for t in ready if t.run_id not in granted and t.priority > LEARNING_PRIORITY]
-    return [task for task in running if task.priority == LEARNING_PRIORITY] if waiting else []
 
 
 def pressure(ready: Sequence[Task], configs: Callable[[Task], RunConfig], devices: int) -> float:

@@ -12,6 +12,7 @@ import re
 import signal
 from dataclasses import dataclass, field, replace
 
+from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.policy.memory import MemoryNeed, after_oom
@@ -59,7 +60,7 @@ class Evidence:
         device_lost: Why one of its devices is out of order, or None.
         batch_size: Batch size in use, or None when it has no batch size that can be changed.
         memory: What was measured of its memory.
-        resizing: Whether it was asked to make way for an attempt on another number of devices.
+        leaves: Why it was asked to save and leave, as a class of endings; None if it was not.
         gpus: Number of devices to go on with, or None to keep the configured one.
     """
 
@@ -72,7 +73,7 @@ class Evidence:
     device_lost: str | None = None
     batch_size: int | None = None
     memory: MemoryNeed = field(default_factory=MemoryNeed)
-    resizing: bool = False
+    leaves: str | None = None
     gpus: int | None = None
 
 
@@ -86,7 +87,7 @@ def classify(evidence: Evidence) -> tuple[str, str]:
         return ending.reason, evidence.device_lost
     if ending.reason is not None:
         return ending.reason, ending.message or _asked(ending.reason)
-    if code == 0 and not evidence.resizing:  # one that was asked to stop says that it is done
+    if code == 0 and evidence.leaves is None:  # one that was asked to stop says that it is done
         return "finished", ""
     if evidence.environment is not None:
         # What pip finds wrong after it could not reach an index stands in the output only.
@@ -101,7 +102,8 @@ def classify(evidence: Evidence) -> tuple[str, str]:
     if fault is not None:
         return "device_fault", f"the device failed: {fault.group(0)}"
     if code in (0, EXIT_RESUME) or evidence.stopped:  # torchrun has a code of its own
-        return (RESIZED, _asked(RESIZED)) if evidence.resizing else ("stopped", _asked("stopped"))
+        reason = evidence.leaves or "stopped"
+        return reason, _asked(reason)
     if code in _SIGNALS:
         return "killed", f"it was ended by {_SIGNALS[code]} from outside"
     return "user_error", _exited(code, evidence.output)
@@ -133,7 +135,7 @@ def _asked(reason: str) -> str:
         "cancelled": "cancelled",
         "parent_ended": "the run that it was nested in has ended",
         "run_deleted": "the MLflow run was deleted",
-        "preempted": "its devices were needed by another task",
+        PREEMPTED: "its devices were needed by another task",
         "stopped": "it stopped to be resumed",
         RESIZED: "it goes on with another number of devices",
     }.get(reason, reason.replace("_", " "))
@@ -179,7 +181,7 @@ def _decide(
         return Ending(State.KILLED, reason, by if reason == "cancelled" else message, code)
     if reason == "device_busy":
         return Ending(State.QUEUED, reason, message, code, not_before=now + BUSY_DELAY_S)
-    if reason in ("not_started", "preempted", RESIZED):
+    if reason in ("not_started", PREEMPTED, RESIZED):
         return Ending(State.QUEUED, reason, message, code)
     if reason == "oom":
         return _after_oom(task, config, evidence, message)

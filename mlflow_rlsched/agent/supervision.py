@@ -180,7 +180,7 @@ class Supervised:
             device_lost=self.device_lost,
             batch_size=self.batch_size(),
             memory=self.tuning.memory_need(),
-            resizing=self.tuning.resizing,
+            leaves=self.tuning.leaves,
             gpus=self.tuning.setting.gpus,
         )
 

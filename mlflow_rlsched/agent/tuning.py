@@ -12,6 +12,8 @@ from typing import Any
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent.policies import Policies
+from mlflow_rlsched.agent.preemption import PREEMPTED
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.agent.usage import price, uses
 from mlflow_rlsched.config import RunConfig
@@ -79,6 +81,7 @@ class Tuning:
         self._folder = folder
         self._run_dir = folder.parent.parent
         self._number = number
+        self._leaves, self._asked_at = False, time.monotonic()
         self._config = config
         self._devices = devices
         self._gpus = gpus
@@ -118,6 +121,7 @@ class Tuning:
             return record["seq"], setting
         factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
         gpus = self._gpus if directive.gpus is None else directive.gpus
+        self._leaves = directive.action == "stop"
         return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
 
     # What is measured
@@ -219,7 +223,7 @@ class Tuning:
     def is_due(self) -> bool:
         """Whether it is time for a decision: something was reported for long enough."""
         waited = time.monotonic() - self._spoke_at
-        if not self._reports or waited < self._next_s or self.resizing:
+        if not self._reports or waited < self._next_s or self._leaves:
             return False
         if self.can is None and "can" in self._training:
             return False  # it spoke in an earlier attempt, and will again
@@ -231,13 +235,29 @@ class Tuning:
         return self._elastic and "resume" in (self.can or frozenset())
 
     @property
-    def resizing(self) -> bool:
-        """Whether the training was asked to stop, to go on with another number of devices."""
-        return self.setting.gpus != self._gpus
+    def least_gpus(self) -> int:
+        """Fewest ``gpus`` that it can go on with."""
+        return self._limits().gpus_min if self.is_elastic else self._gpus
 
-    def resizing_s(self) -> float:
-        """Seconds since it was asked to."""
-        return time.monotonic() - self._interval_at if self.resizing else 0.0
+    @property
+    def leaves(self) -> str | None:
+        """Why the training was asked to stop, as the class of its ending; None if it was not."""
+        if not self._leaves:
+            return None
+        return PREEMPTED if self.setting.gpus == self._gpus else RESIZED
+
+    def leaves_s(self) -> float:
+        """Seconds since it was asked to, or since this agent knows of it."""
+        return time.monotonic() - self._asked_at if self._leaves else 0.0
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ask the training to save and to leave, to be resumed as it is.
+
+        Raises:
+            OSError: The directive cannot be written.
+        """
+        self._seq += 1
+        self._direct(self._seq, self.setting, reason, stop=True)
 
     def decide(self, pressure: float, free: int | None = None) -> Outcome:
         """Decide, record it, and tell the training if anything changes.
@@ -332,8 +352,10 @@ class Tuning:
         before = self.record or {}
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
-    def _direct(self, seq: int, setting: Setting, reason: str) -> None:
-        action = "continue" if setting.gpus == self._gpus else "stop"
+    def _direct(self, seq: int, setting: Setting, reason: str, stop: bool = False) -> None:
+        self._leaves = stop or setting.gpus != self._gpus
+        self._asked_at = time.monotonic()
+        action = "stop" if self._leaves else "continue"
         Directive(
             self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, action, reason
         ).write(self._folder)

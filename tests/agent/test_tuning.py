@@ -356,9 +356,9 @@ def test_another_number_of_devices_is_a_stop_on_record(elastic: Run) -> None:
     outcome = elastic.tuning.decide(0.0, 1)
     assert (outcome.record["before"]["gpus"], outcome.record["setting"]["gpus"]) == (1, 2)
     assert (elastic.directive.action, elastic.directive.gpus) == ("stop", 2)
-    assert elastic.tuning.resizing
+    assert elastic.tuning.leaves == "resized"
     elastic.clock.now += 7.0
-    assert elastic.tuning.resizing_s() == 7.0
+    assert elastic.tuning.leaves_s() == 7.0
     elastic.train(10)
     assert not elastic.tuning.is_due(), "a training that is to stop is asked nothing more"
 
@@ -368,7 +368,7 @@ def test_an_agent_that_died_before_the_stop_was_asked_for_asks_again(elastic: Ru
     elastic.tuning.decide(0.0, 1)
     before.write(elastic.folder)
     adopted = elastic.watch()
-    assert adopted.resizing
+    assert adopted.leaves == "resized"
     assert elastic.directive.action == "stop"
 
 
@@ -399,7 +399,7 @@ def test_the_pause_is_measured_and_charged_to_the_decision(elastic: Run) -> None
     assert not elastic.tuning.is_due()
     elastic.say(event="hello", can=CAN)
     elastic.train(5)
-    assert not elastic.tuning.resizing
+    assert elastic.tuning.leaves is None
     outcome = elastic.tuning.decide(0.0, 0)
     assert outcome.record["training"]["restart_s"] == 21.0
     assert outcome.record["terms"]["duration_s"] == 26.0
@@ -419,3 +419,15 @@ def test_what_a_training_logs_before_it_speaks_again_is_no_reason_to_decide(elas
     elastic.tuning.observe(Report(numbers={"time": elastic.clock.now, "loss": 1.0}))
     elastic.clock.now += 100.0
     assert not elastic.tuning.is_due()
+
+
+def test_a_training_that_makes_way_goes_on_as_it_is(elastic: Run) -> None:
+    seq = elastic.directive.seq
+    elastic.tuning.ask_to_stop("somebody else is to run")
+    told = elastic.directive
+    assert (told.action, told.seq, told.gpus, told.batch_size) == ("stop", seq + 1, 1, 64)
+    assert told.reason == "somebody else is to run"
+    elastic.clock.now += 3.0
+    for tuning_ in (elastic.tuning, elastic.watch()):
+        assert tuning_.leaves == "preempted"
+    assert elastic.tuning.leaves_s() == 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -84,3 +85,39 @@ def unbroken_curve(world: World, epochs: int) -> dict[int, float]:
         timeout=120,
     )
     return curve(client, made.info.run_id)
+
+
+VALLEY = Path(__file__).parent / "project"
+STEADY = {"policy": "fixed", "decision_interval_s": 1}
+
+
+def test_a_run_shrinks_for_one_of_higher_priority(world: World) -> None:
+    gpus = {"initial": 2, "min": 1, "max": 2}
+    low = world.submit(VALLEY, config={**STEADY, "gpus": gpus})
+    wait_for(lambda: records(world, low.run_id), 60)
+    high = world.submit(VALLEY, params={"steps": 50}, config={**STEADY, "priority": 1})
+    assert high.wait()
+    world.running(low.run_id, 2, 60)
+    first, second = world.store.attempts(low.run_id)[:2]
+    assert (first.reason, len(first.devices), len(second.devices)) == ("preempted", 2, 1)
+    assert world.store.attempts(high.run_id)[0].started_at <= second.started_at
+    low.cancel()
+    assert world.over(low.run_id).retries == 0
+
+
+def test_a_run_makes_way_and_goes_on_from_its_checkpoint(world: World) -> None:
+    low = world.submit(VALLEY, params={"steps": 600}, config={**STEADY, "gpus": 2})
+    wait_for(lambda: records(world, low.run_id), 60)
+    high = world.submit(VALLEY, params={"steps": 50}, config={**STEADY, "gpus": 2, "priority": 1})
+    assert high.wait()
+    assert low.wait()
+    first, second = world.store.attempts(low.run_id)
+    assert (first.reason, second.reason) == ("preempted", "finished")
+    steps = [report["step"] for report in reports(world, low.run_id) if "loss" in report]
+    assert steps == sorted(steps), "no step is trained twice"
+
+
+def reports(world: World, run_id: str) -> list[dict[str, Any]]:
+    folder = Path(world.task(run_id).spec.run_dir) / "attempts"
+    files = sorted(folder.glob("*/report.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
