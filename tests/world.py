@@ -92,6 +92,7 @@ class World:
             "RLSCHED_CPU_SLOTS": str(slots),
             "MLFLOW_TRACKING_URI": self.tracking_uri,
             "XDG_CONFIG_HOME": str(root / "config"),
+            "RLSCHED_CFG_POLICY": "fixed",  # what is no test of a policy is not tuned
         }
         self.env = {
             k: v

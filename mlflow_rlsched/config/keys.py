@@ -20,8 +20,7 @@ _COUNT = f"a whole number from 0 to {MAX_GPUS}"
 POLICIES = ("ddpg", "rules", "goodput", "fixed")
 """Policies that have a name."""
 
-DEFAULT_POLICY = "fixed"
-"""The learned policy becomes it once it is faster than the rules on real runs, too."""
+DEFAULT_POLICY = "ddpg"
 
 ADDRESS = re.compile(r"models:/(?P<model>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 """How a model of MLflow's registry is named."""

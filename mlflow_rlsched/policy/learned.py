@@ -18,7 +18,7 @@ from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.advice import Knowledge, advised
 from mlflow_rlsched.policy.baselines import Rules
 from mlflow_rlsched.policy.checkpoint import Version, actor_outputs
-from mlflow_rlsched.policy.guard import NOISE
+from mlflow_rlsched.policy.guard import NOISE, NOISE_MARGIN
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, Array, action_of, chosen, inputs_of
 from mlflow_rlsched.policy.interval import Interval
@@ -89,7 +89,7 @@ class Ddpg:
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
-        if gain is not None and gain < 0 and not action.gpu_delta:
+        if gain is not None and not action.gpu_delta and gain < _least_gain(history, limits):
             # What the run itself has shown of its speed outweighs what was learned from others.
             action, gain = replace(action, batch_factor=1.0), None
         reason = _told(action, gain)
@@ -123,6 +123,17 @@ class Ddpg:
         if known.surprise > SURPRISED:
             return f"its predictions of the step time were off by {math.expm1(known.surprise):.0%}"
         return None
+
+
+def _least_gain(history: History, limits: Limits) -> float:
+    """Gain in goodput, as the run's own model predicts it, that another batch alone has to bring.
+
+    Where the devices can change, small steps of the batch lead to more of them. Where they cannot,
+    a step that does not clearly pay only keeps the rules from judging the learning rate.
+    """
+    if limits.gpus_are_live and limits.gpus_min < limits.gpus_max:
+        return 0.0
+    return NOISE_MARGIN * (history.throughput_noise or math.inf)
 
 
 def _able(interval: Interval, limits: Limits) -> set[str]:

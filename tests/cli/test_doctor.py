@@ -39,8 +39,8 @@ def checks(rlsched: Rlsched, *args: str) -> dict[str, dict[str, object]]:
 def test_a_fresh_host_is_well(rlsched: Rlsched, url: str) -> None:
     result = rlsched("doctor")
     assert result.exit_code == 0, result.stdout
-    assert result.stdout.count("✓") == 9
-    assert "policy fixed: tuning is off" in result.stdout
+    assert result.stdout.count("✓") == 10
+    assert "policy ddpg: tunes what runs allow" in result.stdout
     assert not Path(url.removeprefix("sqlite:///")).exists(), "a check makes no store"
 
 
@@ -193,6 +193,7 @@ def test_a_trained_policy_is_looked_at_where_it_is_to_decide(
     rlsched: Rlsched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "SHIPPED", tmp_path / "shipped.safetensors")
+    monkeypatch.setenv("RLSCHED_POLICY", "rules")
     assert "policy" not in checks(rlsched)
     monkeypatch.setenv("RLSCHED_POLICY", "ddpg")
     assert "there is no trained policy yet" in str(checks(rlsched)["policy"]["text"])

@@ -18,7 +18,7 @@ from tests.config.asking import (
 def test_every_key_of_the_contract_has_its_default(tmp_path: Path) -> None:
     config = accept({})
     assert config.model_dump(mode="json") == {
-        "policy": "fixed",
+        "policy": "ddpg",
         "priority": 0,
         "gpus": {"initial": 1, "min": 1, "max": 1},
         "batch_size": {"param": None, "min": None, "max": None},

@@ -84,7 +84,7 @@ def test_keys_of_mlflow_are_dropped_and_the_callers_dict_is_left_alone() -> None
         ("RLSCHED_CFG_RESUME_RUN_ID", "12345678", "resume_run_id", "12345678"),
         ("RLSCHED_CFG_RESUME_RUN_ID", "null", "resume_run_id", None),
         ("RLSCHED_CFG_STORE", "/data/5", "store", "sqlite:////data/5"),
-        ("RLSCHED_POLICY", "", "policy", "fixed"),
+        ("RLSCHED_POLICY", "", "policy", "ddpg"),
     ],
 )
 def test_variables_hold_json_or_a_plain_string(

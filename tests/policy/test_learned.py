@@ -94,6 +94,24 @@ def test_no_batch_is_set_against_what_the_run_has_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpus", "noise", "changes"),
+    [(1, None, False), (1, 0.5, False), (1, 0.001, True), (4, None, True), (4, 0.5, True)],
+)
+def test_another_batch_alone_has_to_pay_clearly(
+    gpus: int, noise: float | None, changes: bool
+) -> None:
+    """The gradients are so noisy that a larger batch costs nothing; steps take as long."""
+    trained = replace(version(), heads=("gpus", "batch_size"))
+    trained.arrays["actor.body.4.bias"][-2] = 0.5
+    limits = replace(LIMITS, gpus_max=gpus)
+    told = interval(reports=reports([1.0] * 6, grad_sqr=1.0, grad_var=1e6))
+    known = replace(observe(History(), told, limits), throughput_noise=noise)
+    state = build_state(known, told, limits)
+    proposal = Ddpg(trained).propose(state, told, known, limits)
+    assert (proposal.action.batch_factor != 1.0) == changes
+
+
+@pytest.mark.parametrize(
     ("head", "bias"), [("gpus", (-3, 9.0)), ("batch_size", (-2, 1.0)), ("learning_rate", (-1, 1.0))]
 )
 def test_it_leaves_what_it_has_no_head_for(head: str, bias: tuple[int, float]) -> None:
