@@ -156,7 +156,7 @@ def decision_cost(blocks: int) -> list[Figure]:
         folder.mkdir(parents=True)
         parameters = {"batch_size": 64, "lr": 0.1}
         config = find_knobs(resolve({"policy": "ddpg"}, None, {}), parameters, {})
-        tuning = Tuning(folder, 1, config, [], 2**34, Policies(Versions(), 1))
+        tuning = Tuning(folder, 1, config, [], 1, 2**34, Policies(Versions(), 1))
         tuning.observe(Report("hello", frozenset({"batch_size", "learning_rate"})))
         seconds = []
         for n in range(1, 301):

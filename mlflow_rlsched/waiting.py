@@ -175,7 +175,8 @@ class RlschedSubmittedRun(SubmittedRun):
     def _say_why_it_waits(self, task: Task) -> None:
         """Say once what a run that does not start at once is waiting for."""
         inventory = open_inventory()
-        wants = demand(self._config, task.spec.parent_attempt_dir is not None, inventory.kind)
+        nested = task.spec.parent_attempt_dir is not None
+        wants = demand(self._config, nested, inventory.kind, task.gpus)
         inventory.close()
         others = self._store.tasks([State.QUEUED, State.RUNNING], task.spec.host)
         running = sum(t.state is State.RUNNING for t in others)

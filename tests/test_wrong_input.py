@@ -127,6 +127,22 @@ CASES = {
     ),
     "wrong value": Case(("backend config", "gpus.initial is -1"), config={"gpus": {"initial": -1}}),
     "min above max": Case(("gpus.min is 3",), config={"gpus": {"min": 3, "initial": 2, "max": 2}}),
+    "torchrun without devices": Case(
+        ('launcher is "torchrun"', "gpus.initial is 0"),
+        mlproject=entry_point("{command: python train.py}"),
+        config={"launcher": "torchrun", "gpus": 0},
+    ),
+    "torchrun of a shell script": Case(
+        ("does not begin with python: bash train.sh", "--nproc-per-node $RLSCHED_NUM_GPUS"),
+        mlproject=entry_point("{command: bash train.sh}"),
+        config={"launcher": "torchrun"},
+    ),
+    "torchrun in an environment of MLflow's": Case(
+        ("MLflow prepares this project's environment", "leave launcher out"),
+        mlproject=entry_point("{command: python train.py}"),
+        config={"launcher": "torchrun"},
+        run={"env_manager": "virtualenv"},
+    ),
     "variable is no JSON": Case(
         ("variable RLSCHED_CFG_GPUS", "not valid JSON"), env={"RLSCHED_CFG_GPUS": "{"}
     ),

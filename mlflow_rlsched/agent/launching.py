@@ -11,7 +11,7 @@ from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.tuning import resumed_setting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles
-from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED
+from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED, gpus_held
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import lock_dir, request_for
 from mlflow_rlsched.executors.local import LocalExecutor
@@ -42,7 +42,9 @@ def launch(
     by_id = {device.id: device for device in inventory.devices()}
     devices = [by_id[share.device] for share in attempt.devices if share.device in by_id]
     locks = [request_for(by_id[s.device], s.amount) for s in attempt.devices if s.device in by_id]
-    env = _environment(task, attempt, config, folder, devices, inventory)
+    nested = task.spec.parent_attempt_dir is not None
+    gpus = gpus_held(config, nested, inventory.kind, len(attempt.devices))
+    env = _environment(task, attempt, config, folder, devices, inventory, gpus)
     container = None
     if task.spec.docker:
         container = f"rlsched-{task.run_id}-{attempt.number}"
@@ -65,7 +67,7 @@ def launch(
         attempt=attempt.number,
         batch_size=setting.batch_size,
         lr_scale=setting.lr_scale,
-        gpus=config.gpus.initial,
+        gpus=gpus,
         reason=task.message if task.exit_reason == "oom" else "",
     ).write(folder)
     spec = protocol.AttemptSpec(
@@ -92,6 +94,7 @@ def _environment(
     folder: Path,
     devices: Sequence[Device],
     inventory: Inventory,
+    gpus: int,
 ) -> dict[str, str]:
     run_dir = Path(task.spec.run_dir)
     limit = task.spec.device_limit
@@ -104,7 +107,7 @@ def _environment(
         "RLSCHED_ATTEMPT": str(attempt.number),
         "RLSCHED_ATTEMPT_DIR": str(folder),
         "RLSCHED_CHECKPOINT_DIR": str(run_dir / "checkpoints"),
-        "RLSCHED_NUM_GPUS": str(config.gpus.initial),
+        "RLSCHED_NUM_GPUS": str(gpus),
         "RLSCHED_CFG_STORE": config.store,
         DEVICE_LIMIT: UNLIMITED if limit is None else ",".join(limit),
     }

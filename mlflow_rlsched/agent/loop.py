@@ -12,10 +12,13 @@ from pathlib import Path
 
 from mlflow_rlsched import __version__, protocol
 from mlflow_rlsched.agent.launching import launch
+from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.placement import Grant, plan, pressure
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.preemption import PREEMPTED, make_way
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
@@ -26,10 +29,17 @@ from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
-from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import AgentRecord, Attempt, Ending, State, Task, open_store
+from mlflow_rlsched.store import (
+    AgentRecord,
+    Attempt,
+    Ending,
+    State,
+    Task,
+    open_store,
+)
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +69,7 @@ class Agent:
         self._pool = Pool(
             open_inventory(), self._store, self._host, None if limit is None else limit.split(",")
         )
+        self._offers = Offers(self._pool, self._store, self._host, self._config)
         self._executor = LocalExecutor(os.environ)
         self._sampler = Sampler(self._pool.inventory)
         self._versions = Versions()
@@ -169,6 +180,7 @@ class Agent:
             self._config(task),
             folder,
             [device for device in self._pool.inventory.devices() if device.id in held],
+            self._gpus_held(task, attempt),
             self._sampler.memory_total,
             self._policies,
             _ran_s(attempts[:-1]) + self._executor.age_s(folder),
@@ -176,6 +188,11 @@ class Agent:
         supervised.catch_up()
         self._keep_transitions(supervised)
         self._teller.running(task, attempt)
+
+    def _gpus_held(self, task: Task, attempt: Attempt) -> int:
+        nested = task.spec.parent_attempt_dir is not None
+        kind = self._pool.inventory.kind
+        return gpus_held(self._config(task), nested, kind, len(attempt.devices))
 
     def _supervise(self) -> bool:
         """Look after running attempts; returns whether one of them ended."""
@@ -199,10 +216,15 @@ class Agent:
             reason = "run_deleted"
         elif supervised.device_lost is not None:
             reason = "device_fault"
+        elif supervised.tuning.leaves_s() > supervised.config.grace_s:
+            reason = supervised.tuning.leaves
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
-            self._keep(supervised, supervised.tuning.decide(self._pressure))
+            free = None
+            if supervised.tuning.is_elastic:
+                free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised)
+            self._keep(supervised, supervised.tuning.decide(self._pressure, free))
         return False
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
@@ -222,6 +244,13 @@ class Agent:
             self._executor.stop(supervised.folder, reason, supervised.config.grace_s)
             supervised.stopping = reason
 
+    def _preempt(self, supervised: Supervised) -> None:
+        """Have an attempt make way: at a checkpoint where it resumes."""
+        if "resume" in (supervised.can or ()):
+            supervised.tuning.ask_to_stop("its devices are needed by a run of higher priority")
+        else:
+            self._stop(supervised, PREEMPTED)
+
     def _finish(self, supervised: Supervised, exit_: protocol.Exit) -> None:
         """Record how an attempt ended and what becomes of its task."""
         task = self._store.get(supervised.run_id)
@@ -230,14 +259,9 @@ class Agent:
             ending = decide(task, supervised.config, evidence, time.time())
             text = "run %s, attempt %d: %s %s"
             _logger.info(text, task.run_id, task.attempt, ending.reason, ending.message)
-            if ending.reason == "device_fault":
-                lost = [d for d in supervised.devices if self._pool.inventory.read(d).lost]
-                for device in lost or supervised.devices:
-                    self._pool.fault(device.id, ending.message)
-            elif ending.state is State.FINISHED:
-                self._pool.proved({device.id for device in supervised.devices})
+            self._pool.used(supervised.devices, ending)
             with _contained(task.run_id):  # its folder may be full or gone: it is over all the same
-                outcome = supervised.close(ending)
+                outcome = None if ending.reason == RESIZED else supervised.close(ending)
                 if outcome is not None:
                     self._keep(supervised, outcome)
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
@@ -276,13 +300,12 @@ class Agent:
                     ready.append(task)
         self._pressure = pressure(ready, self._config, len(self._pool.devices()))
         if ready:
-            free = self._pool.free()
-            kind = self._pool.inventory.kind
-            grants = plan(ready, self._config, self._offered, free, kind)
-            running = [supervised.task for supervised in self._running.values()]
-            for task in make_way(ready, grants, running):
-                self._stop(self._running[task.run_id], "preempted")
-            for grant in grants:
+            running = list(self._running.values())
+            ranking, scene = self._offers.to(ready, running, self._waiting)
+            found = plan(ranking, scene)
+            for task in make_way(found.waiting, self._offers.runners(running), found.scene):
+                self._preempt(self._running[task.run_id])
+            for grant in found.grants:
                 self._start(grant)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 
@@ -297,33 +320,12 @@ class Agent:
         config = self._config(task)
         if self._waiting.see(task, config) and task.attempt > 0:
             self._teller.waiting(task)
-        ending = self._end_of_waiting(task, config)
+        ending = self._waiting.end_of(task, config, self._tracker.gone, self._running)
         if ending is None:
             return self._waiting.is_ready(task)
         if self._store.end_queued(task.run_id, ending, time.time()):
             self._tell_if_over(task.run_id)
         return False
-
-    def _end_of_waiting(self, task: Task, config: RunConfig) -> Ending | None:
-        """Why a waiting task is over before it started, if it is."""
-        if task.cancel_by is not None:
-            return Ending(State.KILLED, "cancelled", f"cancelled by {task.cancel_by}")
-        if task.run_id in self._tracker.gone:
-            return Ending(State.KILLED, "run_deleted", "the MLflow run was deleted")
-        parent = task.spec.parent_run_id
-        if task.spec.parent_attempt_dir is not None and parent not in self._running:
-            return Ending(State.KILLED, "parent_ended", "the run that it was nested in has ended")
-        if self._waiting.is_overdue(task, config):
-            text = f"it waited longer than queue_timeout_s ({config.queue_timeout_s:g} s)"
-            return Ending(State.FAILED, "queue_timeout", text)
-        return None
-
-    def _offered(self, task: Task) -> list[Device]:
-        mine = self._pool.devices()
-        if task.spec.device_limit is None:
-            return mine
-        allowed = {device.id for device in self._pool.inventory.allowed(task.spec.device_limit)}
-        return [device for device in mine if device.id in allowed]
 
     def _start(self, grant: Grant) -> None:
         """Claim a task and launch its next attempt."""

@@ -1,16 +1,20 @@
 """Which waiting task gets which devices (pure functions).
 
-Strict order: higher priority first, then older. A task that does not fit holds back those that
-rank after it, so that none waits for ever; tasks that take no device pass.
+Tasks come in the order of ``ranking``. The first that does not fit is promised the devices that are
+free first; others may pass it as long as that costs it nothing: on devices that it will not use,
+or when they are surely over by then. Tasks that take no device pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from mlflow_rlsched.agent.forecast import Holding, Reservation, earliest
+from mlflow_rlsched.agent.ranking import RESIZED, Ranking
 from mlflow_rlsched.config import RunConfig
-from mlflow_rlsched.devices.demand import demand, suits
+from mlflow_rlsched.devices.demand import Demand, demand, suits
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
 
@@ -23,59 +27,99 @@ class Grant:
     shares: tuple[DeviceShare, ...]
 
 
-def plan(
-    tasks: Sequence[Task],
-    configs: Callable[[Task], RunConfig],
-    offered: Callable[[Task], Sequence[Device]],
-    free: Mapping[str, int],
-    kind: str,
-) -> list[Grant]:
-    """Grants for this moment.
+@dataclass(frozen=True)
+class Scene:
+    """What a pass over the waiting tasks looks at.
 
-    Args:
-        tasks: Waiting tasks that may start now, by rank.
+    Attributes:
         configs: Configuration of a task.
         offered: Devices that a task's own limit allows, in the order to be tried.
         free: Hundredths free by device id.
         kind: Kind of this host's devices.
+        holdings: What runs.
+        draining: Run ids of tasks whose last attempt's devices are not empty yet.
+        is_late: Whether a task waits longer than it was first promised, given what it is promised
+            now in seconds: then nobody passes it any more.
     """
-    left = dict(free)
+
+    configs: Callable[[Task], RunConfig]
+    offered: Callable[[Task], Sequence[Device]]
+    free: Mapping[str, int]
+    kind: str
+    holdings: Sequence[Holding] = ()
+    draining: Collection[str] = ()
+    is_late: Callable[[Task, float], bool] = lambda task, in_s: False
+
+    def wants(self, task: Task) -> Demand:
+        """What a task asks for."""
+        nested = task.spec.parent_attempt_dir is not None
+        return demand(self.configs(task), nested, self.kind, task.gpus)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass over the waiting tasks found.
+
+    Attributes:
+        grants: Tasks that start now.
+        waiting: The others, in their order.
+        scene: What there is after the grants.
+    """
+
+    grants: Sequence[Grant]
+    waiting: Sequence[Task]
+    scene: Scene
+
+
+def plan(ranking: Ranking, scene: Scene) -> Plan:
+    """What starts at this moment; the ranking is told of it."""
+    left = dict(scene.free)
     grants: list[Grant] = []
-    blocked = False
-    for task in tasks:
-        config = configs(task)
-        wants = demand(config, task.spec.parent_attempt_dir is not None, kind)
-        if wants.devices and blocked:
+    waiting: list[Task] = []
+    first: Reservation | None = None  # of the first task that does not fit
+    for task in ranking:
+        config, wants = scene.configs(task), scene.wants(task)
+        learns = task.priority == LEARNING_PRIORITY  # it would have to make way at once
+        if first is not None and wants.devices and (math.isinf(first.in_s) or learns):
+            waiting.append(task)
             continue
-        fitting = [
-            device.id
-            for device in offered(task)
-            if left.get(device.id, 0) >= wants.amount and suits(device, config)
-        ]
+        if task.exit_reason == RESIZED and task.run_id in scene.draining:
+            first = Reservation(math.inf)
+            continue
+        fitting = with_room(config, wants, scene.offered(task), left)
+        if first is not None and (config.timeout_s or math.inf) > first.in_s:
+            fitting = [device for device in fitting if device not in first.devices]
         if wants.amount < 100:
             fitting.sort(key=lambda device: left[device])  # fill what is begun already
         chosen = fitting[: wants.devices]
-        if len(chosen) < wants.devices:
-            blocked = True
+        del chosen[len(chosen) - len(chosen) % wants.each :]
+        if len(chosen) < wants.least:
+            first = first or _promised(task, wants, scene, left)
+            waiting.append(task)
             continue
         for device_id in chosen:
             left[device_id] -= wants.amount
+        ranking.give(task, wants.amount * len(chosen))
         shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
         grants.append(Grant(task, shares))
-    return grants
+    return Plan(grants, waiting, replace(scene, free=left))
 
 
-def make_way(ready: Sequence[Task], grants: Sequence[Grant], running: Sequence[Task]) -> list[Task]:
-    """Running tasks that have to make way: those that learn, as soon as anybody waits.
+def _promised(task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]) -> Reservation:
+    suited = [d.id for d in scene.offered(task) if suits(d, scene.configs(task))]
+    found = earliest(wants, suited, left, scene.holdings)
+    return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
 
-    Args:
-        ready: Waiting tasks that may start now.
-        grants: What of them starts.
-        running: Running tasks.
-    """
-    granted = {grant.task.run_id for grant in grants}
-    waiting = [t for t in ready if t.run_id not in granted and t.priority > LEARNING_PRIORITY]
-    return [task for task in running if task.priority == LEARNING_PRIORITY] if waiting else []
+
+def with_room(
+    config: RunConfig, wants: Demand, offered: Sequence[Device], free: Mapping[str, int]
+) -> list[str]:
+    """Of the offered devices, those that meet what a task requires and have room for it."""
+    return [
+        device.id
+        for device in offered
+        if free.get(device.id, 0) >= wants.amount and suits(device, config)
+    ]
 
 
 def pressure(ready: Sequence[Task], configs: Callable[[Task], RunConfig], devices: int) -> float:
@@ -86,5 +130,9 @@ def pressure(ready: Sequence[Task], configs: Callable[[Task], RunConfig], device
         configs: Configuration of a task.
         devices: Devices of the pool.
     """
-    asked = [configs(t).gpus.initial for t in ready if t.priority > LEARNING_PRIORITY]
+    asked = [
+        configs(t).gpus.initial if t.gpus is None else t.gpus
+        for t in ready
+        if t.priority > LEARNING_PRIORITY
+    ]
     return sum(asked) / max(1, devices)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import WHOLE, LockError, free_amount, lock_dir
-from mlflow_rlsched.store import Lease, Quarantine, Store
+from mlflow_rlsched.store import Ending, Lease, Quarantine, State, Store
 
 _logger = logging.getLogger(__name__)
 
@@ -132,6 +132,15 @@ class Pool:
             del self._drains[key]
             ended = True
         return ended
+
+    def used(self, devices: Sequence[Device], ending: Ending) -> None:
+        """Take from the end of an attempt what it says of its devices."""
+        if ending.reason == "device_fault":
+            lost = [device for device in devices if self.inventory.read(device).lost]
+            for device in lost or devices:
+                self.fault(device.id, ending.message)
+        elif ending.state is State.FINISHED:
+            self.proved({device.id for device in devices})
 
     def fault(self, device_id: str, reason: str) -> None:
         """Take a device out of the offer for a while, longer with each failure."""

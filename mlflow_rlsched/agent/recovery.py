@@ -10,8 +10,10 @@ import contextlib
 import random
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mlflow_rlsched.agent.preemption import PREEMPTED
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.policy.memory import MemoryNeed, after_oom
 from mlflow_rlsched.protocol import EXIT_RESUME, Exit
@@ -51,22 +53,28 @@ class Evidence:
     Attributes:
         exit: What the shim said, or stands for it when the shim was killed.
         done: Whether the training reported that it was done.
+        stopped: Whether it reported that it stopped as it was asked to.
         oom: What the training said when it ran out of memory, or None.
         environment: Why its environment could not be prepared, or None.
         output: The last lines that it printed.
         device_lost: Why one of its devices is out of order, or None.
         batch_size: Batch size in use, or None when it has no batch size that can be changed.
         memory: What was measured of its memory.
+        leaves: Why it was asked to save and leave, as a class of endings; None if it was not.
+        gpus: Number of devices to go on with, or None to keep the configured one.
     """
 
     exit: Exit
     done: bool = False
+    stopped: bool = False
     oom: str | None = None
     environment: str | None = None
     output: str = ""
     device_lost: str | None = None
     batch_size: int | None = None
     memory: MemoryNeed = field(default_factory=MemoryNeed)
+    leaves: str | None = None
+    gpus: int | None = None
 
 
 def classify(evidence: Evidence) -> tuple[str, str]:
@@ -79,7 +87,7 @@ def classify(evidence: Evidence) -> tuple[str, str]:
         return ending.reason, evidence.device_lost
     if ending.reason is not None:
         return ending.reason, ending.message or _asked(ending.reason)
-    if code == 0:
+    if code == 0 and evidence.leaves is None:  # one that was asked to stop says that it is done
         return "finished", ""
     if evidence.environment is not None:
         # What pip finds wrong after it could not reach an index stands in the output only.
@@ -93,8 +101,9 @@ def classify(evidence: Evidence) -> tuple[str, str]:
     fault = _DEVICE.search(evidence.output)
     if fault is not None:
         return "device_fault", f"the device failed: {fault.group(0)}"
-    if code == EXIT_RESUME:
-        return "stopped", "it stopped to be resumed"
+    if code in (0, EXIT_RESUME) or evidence.stopped:  # torchrun has a code of its own
+        reason = evidence.leaves or "stopped"
+        return reason, _asked(reason)
     if code in _SIGNALS:
         return "killed", f"it was ended by {_SIGNALS[code]} from outside"
     return "user_error", _exited(code, evidence.output)
@@ -126,7 +135,9 @@ def _asked(reason: str) -> str:
         "cancelled": "cancelled",
         "parent_ended": "the run that it was nested in has ended",
         "run_deleted": "the MLflow run was deleted",
-        "preempted": "its devices were needed by another task",
+        PREEMPTED: "its devices were needed by another task",
+        "stopped": "it stopped to be resumed",
+        RESIZED: "it goes on with another number of devices",
     }.get(reason, reason.replace("_", " "))
 
 
@@ -142,7 +153,7 @@ def _shortened(line: str) -> str:
 def decide(
     task: Task, config: RunConfig, evidence: Evidence, now: float, jitter: float | None = None
 ) -> Ending:
-    """What becomes of a task whose current attempt ended.
+    """What becomes of a task whose current attempt ended; it goes on with ``evidence.gpus``.
 
     Args:
         task: The task as the store has it.
@@ -152,6 +163,13 @@ def decide(
         jitter: Factor on the retry delay; by default random within ``JITTER``, so that tasks that
             died together do not come back together.
     """
+    ending = _decide(task, config, evidence, now, jitter)
+    return replace(ending, gpus=evidence.gpus) if ending.state is State.QUEUED else ending
+
+
+def _decide(
+    task: Task, config: RunConfig, evidence: Evidence, now: float, jitter: float | None
+) -> Ending:
     reason, text = classify(evidence)
     # Trainings print anything, and not every database takes it.
     message = "".join(character if character.isprintable() else " " for character in text)
@@ -163,7 +181,7 @@ def decide(
         return Ending(State.KILLED, reason, by if reason == "cancelled" else message, code)
     if reason == "device_busy":
         return Ending(State.QUEUED, reason, message, code, not_before=now + BUSY_DELAY_S)
-    if reason in ("not_started", "preempted"):
+    if reason in ("not_started", PREEMPTED, RESIZED):
         return Ending(State.QUEUED, reason, message, code)
     if reason == "oom":
         return _after_oom(task, config, evidence, message)

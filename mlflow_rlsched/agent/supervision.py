@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.forecast import Holding, left_of
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.recovery import Evidence
 from mlflow_rlsched.agent.telemetry import CPU_METRIC
 from mlflow_rlsched.agent.tuning import Outcome, Tuning
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import Ending, State, Task
+from mlflow_rlsched.store import DeviceShare, Ending, State, Task
 
 OUTPUT_TAIL_BYTES = 16 * 1024
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
@@ -30,6 +31,7 @@ class Supervised:
         config: The task's configuration.
         folder: The attempt's directory.
         devices: What it holds.
+        gpus: How many of its ``gpus`` that is.
         memory_total: Memory of the host, bytes.
         policies: Who may decide on it.
         ran_before_s: Seconds that this attempt (before an agent's restart) and earlier ones ran.
@@ -44,6 +46,7 @@ class Supervised:
         config: RunConfig,
         folder: Path,
         devices: list[Device],
+        gpus: int,
         memory_total: int,
         policies: Policies,
         ran_before_s: float,
@@ -54,7 +57,7 @@ class Supervised:
         self.devices = devices
         self.number = task.attempt
         self.samples = task.samples
-        self.tuning = Tuning(folder, task.attempt, config, devices, memory_total, policies)
+        self.tuning = Tuning(folder, task.attempt, config, devices, gpus, memory_total, policies)
         self.unkept = self.tuning.transitions()
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
@@ -137,6 +140,11 @@ class Supervised:
         if any(percent > _ALIVE_PERCENT for percent in used):
             self._alive_at = time.monotonic()
 
+    def holding(self, shares: Sequence[DeviceShare]) -> Holding:
+        """What it holds, and how long it is expected to."""
+        timeout = None if self._deadline is None else self._deadline - time.monotonic()
+        return Holding(self.run_id, shares, *left_of(self.tuning.record, timeout, time.time()))
+
     def overdue(self) -> str | None:
         """``timeout`` or ``lost_heartbeat`` when the attempt has to be ended, else None."""
         now = time.monotonic()
@@ -155,8 +163,9 @@ class Supervised:
                 return in_force
         if self.task.batch_size is not None:
             return self.task.batch_size
-        name = self.config.batch_size.param
-        return self.config.initial_batch_size if name is not None else None
+        if self.config.batch_size.param is None or self.config.launcher != "command":
+            return None
+        return self.config.initial_batch_size
 
     def evidence(self, ending: protocol.Exit) -> Evidence:
         """All that is known of the attempt, now that it ended."""
@@ -164,12 +173,15 @@ class Supervised:
         return Evidence(
             exit=ending,
             done="done" in self._events,
+            stopped="stopped" in self._events,
             oom=self._events.get("oom"),
             environment=self._events.get("environment_failed"),
             output=self.output_tail(),
             device_lost=self.device_lost,
             batch_size=self.batch_size(),
             memory=self.tuning.memory_need(),
+            leaves=self.tuning.leaves,
+            gpus=self.tuning.setting.gpus,
         )
 
     def output_tail(self) -> str:

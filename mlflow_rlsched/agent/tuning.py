@@ -12,7 +12,10 @@ from typing import Any
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent.policies import Policies
+from mlflow_rlsched.agent.preemption import PREEMPTED
+from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.telemetry import Sample
+from mlflow_rlsched.agent.usage import price, uses
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.learning.transitions import transition_of, transitions_of
@@ -20,12 +23,15 @@ from mlflow_rlsched.policy.action import Action, Setting, resize
 from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import DeviceUse, Interval
+from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits, limits_of
 from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
 from mlflow_rlsched.policy.pacing import FIRST_S
 from mlflow_rlsched.protocol import Directive, Report
 from mlflow_rlsched.store import Task, Transition
+
+RESTART_COST_S = 30.0
+"""What a change of the devices is taken to cost until one was measured."""
 
 ACKNOWLEDGED_WITHIN_S = 60.0
 """How long a decision waits for a training that has not yet applied the last one."""
@@ -51,12 +57,14 @@ class Tuning:
         number: Number of the attempt.
         config: The run's configuration.
         devices: What it holds.
+        gpus: How many of its ``gpus`` that is.
         memory_total: Memory of the host, bytes: what a training on the CPU may use.
         policies: Who may decide.
 
     Attributes:
         setting: What is in force.
         can: What the training can do; None until it has said so.
+        record: The last decision on record, or None.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class Tuning:
         number: int,
         config: RunConfig,
         devices: Sequence[Device],
+        gpus: int,
         memory_total: int,
         policies: Policies,
     ) -> None:
@@ -72,11 +81,15 @@ class Tuning:
         self._folder = folder
         self._run_dir = folder.parent.parent
         self._number = number
+        self._leaves, self._asked_at = False, time.monotonic()
         self._config = config
         self._devices = devices
+        self._gpus = gpus
+        # A nested run uses the devices of its parent, and cannot have more.
+        self._elastic = bool(devices) and config.gpus.min < config.gpus.max
         self._memory_total = memory_total
-        self._record = decision_log.last(self._run_dir)
-        record = self._record or {}
+        self.record = decision_log.last(self._run_dir)
+        record = self.record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self.can: frozenset[str] | None = None
         self._has_spoken = False
@@ -93,6 +106,11 @@ class Tuning:
         every = config.decision_interval_s
         self._next_s = FIRST_S if isinstance(every, str) else every
         self._begin_interval()
+        self._resized_at: float | None = None
+        if record.get("attempt", number) != number and _resizes(record):
+            # The pause is what the decision cost: it belongs to its interval.
+            self._resized_at = record["time"]
+            self._interval_at -= max(0.0, time.time() - record["time"])
 
     def _in_force(self, record: dict[str, Any]) -> tuple[int, Setting]:
         """Sequence number and setting of the last directive, which is written if it is not."""
@@ -102,7 +120,8 @@ class Tuning:
             self._direct(record["seq"], setting, record["reason"])
             return record["seq"], setting
         factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
-        gpus = self._config.gpus.initial if directive.gpus is None else directive.gpus
+        gpus = self._gpus if directive.gpus is None else directive.gpus
+        self._leaves = directive.action == "stop"
         return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
 
     # What is measured
@@ -121,7 +140,11 @@ class Tuning:
         if report.event == "hello":
             self.can = report.can
             told["can"] = sorted(report.can)
-            self._interval_at = time.monotonic()  # what came before it was no training
+            self._spoke_at = time.monotonic()
+            if self._resized_at is None:
+                self._interval_at = self._spoke_at  # what came before it was no training
+            elif "time" in numbers:
+                told["restart_s"] = max(0.0, numbers["time"] - self._resized_at)
             told |= self._initial(report)
         if "batch_size" in numbers and numbers["batch_size"] >= 1:
             self.setting = replace(self.setting, batch_size=int(numbers["batch_size"]))
@@ -159,15 +182,19 @@ class Tuning:
             optimizer=told.get("optimizer"),
             dataset_size=told.get("dataset_size"),
             drop_last=bool(told["drop_last"]) if "drop_last" in told else None,
-            price=_price(self._config.prices, self._devices),
+            gpus_are_live=self._elastic,
+            restart_cost_s=told.get("restart_s", RESTART_COST_S),
+            price=price(self._config.prices, self._devices),
         )
 
     def _begin_interval(self) -> None:
-        self._interval_at = time.monotonic()
+        self._interval_at = self._spoke_at = time.monotonic()
         self._reports: list[Report] = []
         self._samples: list[Sample] = []
 
-    def _interval(self, pressure: float, ending: str | None = None) -> Interval:
+    def _interval(
+        self, pressure: float, free: int | None = None, ending: str | None = None
+    ) -> Interval:
         now = time.monotonic()
         network = [s.network_bytes for s in self._samples if s.network_bytes is not None]
         duration = max(now - self._interval_at, 1e-3)
@@ -178,67 +205,77 @@ class Tuning:
             duration_s=duration,
             elapsed_s=self._trained_s + duration,
             setting=self.setting,
-            devices=[self._use(i) for i in range(len(self._devices))],
+            devices=uses(self._devices, self._samples, self._memory_total),
             network_rate=(network[-1] - network[0]) / duration if len(network) > 1 else None,
             host_cpu=min(1.0, fmean(cores) / slots) if cores else None,
             reports=self._reports,
             objective=[r.metrics[metric] for r in self._reports if metric in r.metrics],
             can=self.can or frozenset(),
             pressure=pressure,
+            free_gpus=free,
             acknowledged=self._applied == self._seq,
             oom_batch=self.setting.batch_size if ending == "oom" else None,
             ending=ending,
-        )
-
-    def _use(self, place: int) -> DeviceUse:
-        """Use of a device since the last decision; a CPU slot's is its part of the tree's."""
-        if self._devices[place].kind == "cpu":
-            slots = len(self._devices)
-            cores = [s.cores for s in self._samples if s.cores is not None]
-            memory = [s.memory_bytes for s in self._samples if s.memory_bytes is not None]
-            return DeviceUse(
-                utilisation=min(1.0, fmean(cores) / slots) if cores else None,
-                memory_used=max(memory) if memory else None,
-                memory_total=self._memory_total,
-            )
-        readings = [s.readings[place] for s in self._samples if place < len(s.readings)]
-        busy = [r.utilization_percent for r in readings if r.utilization_percent is not None]
-        used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
-        power = [r.power_watts for r in readings if r.power_watts is not None]
-        last = readings[-1] if readings else None
-        return DeviceUse(
-            utilisation=fmean(busy) / 100 if busy else None,
-            memory_used=max(used) if used else None,
-            memory_total=last.memory_total_bytes if last else None,
-            power=fmean(power) if power else None,
-            power_limit=last.power_limit_watts if last else None,
         )
 
     # What follows
 
     def is_due(self) -> bool:
         """Whether it is time for a decision: something was reported for long enough."""
-        waited = time.monotonic() - self._interval_at
-        if not self._reports or waited < self._next_s:
+        waited = time.monotonic() - self._spoke_at
+        if not self._reports or waited < self._next_s or self._leaves:
             return False
+        if self.can is None and "can" in self._training:
+            return False  # it spoke in an earlier attempt, and will again
         return self._applied == self._seq or waited > self._next_s + ACKNOWLEDGED_WITHIN_S
 
-    def decide(self, pressure: float) -> Outcome:
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of devices may change, and the training can go on after that."""
+        return self._elastic and "resume" in (self.can or frozenset())
+
+    @property
+    def least_gpus(self) -> int:
+        """Fewest ``gpus`` that it can go on with."""
+        return self._limits().gpus_min if self.is_elastic else self._gpus
+
+    @property
+    def leaves(self) -> str | None:
+        """Why the training was asked to stop, as the class of its ending; None if it was not."""
+        if not self._leaves:
+            return None
+        return PREEMPTED if self.setting.gpus == self._gpus else RESIZED
+
+    def leaves_s(self) -> float:
+        """Seconds since it was asked to, or since this agent knows of it."""
+        return time.monotonic() - self._asked_at if self._leaves else 0.0
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ask the training to save and to leave, to be resumed as it is.
+
+        Raises:
+            OSError: The directive cannot be written.
+        """
+        self._seq += 1
+        self._direct(self._seq, self.setting, reason, stop=True)
+
+    def decide(self, pressure: float, free: int | None = None) -> Outcome:
         """Decide, record it, and tell the training if anything changes.
 
         Args:
             pressure: Devices that waiting tasks ask for, over the devices of the pool.
+            free: How many more the run may take now, or None where it has what it has.
 
         Raises:
             OSError: The record or the directive cannot be written.
         """
         policy = self._policies.of(self._config, self._run_dir.name)
         self._decider.others = self._policies.others(policy, self._config)
-        if not (self.can or frozenset()) & {"batch_size", "learning_rate"}:
+        if not self.is_elastic and not (self.can or frozenset()) & {"batch_size", "learning_rate"}:
             policy = Fixed("nothing of this training can be changed while it runs", policy)
             self._decider.others = ()  # nobody could have done anything, nor learns from it
         self._decider.policy = policy
-        return self._conclude(self._decider.decide(self._interval(pressure)))
+        return self._conclude(self._decider.decide(self._interval(pressure, free)))
 
     def transitions(self) -> list[Transition]:
         """The last ones on record: an agent that died may not have got round to keep them."""
@@ -264,13 +301,13 @@ class Tuning:
         """
         if not self._has_spoken and batch_size is None:
             return None
-        if self._record and self._record["ended"] and self._record["attempt"] == self._number:
+        if self.record and self.record["ended"] and self.record["attempt"] == self._number:
             return None  # an agent that died since then has done it
         policy = self._decider.policy
         self._decider.policy = Fixed(reason, policy)
         goes_on = ending is None or ending == "oom"
         self._decider.others = [policy, *self._decider.others] if goes_on else ()
-        decision = self._decider.decide(self._interval(0.0, ending))
+        decision = self._decider.decide(self._interval(0.0, ending=ending))
         if batch_size is not None:
             before = self.setting
             action = Action(batch_factor=batch_size / (before.batch_size or batch_size))
@@ -295,9 +332,9 @@ class Tuning:
             self._direct(self._seq + 1, setting, decision.reason)
             self._seq += 1
         transition = None
-        if self._record is not None:
+        if self.record is not None:
             weights = self._config.reward
-            transition = transition_of(self._run_dir.name, self._record, record, weights)
+            transition = transition_of(self._run_dir.name, self.record, record, weights)
         outcome = Outcome(
             decision,
             changed,
@@ -306,18 +343,21 @@ class Tuning:
             self._is_first_of_its_policy(decision),
             transition,
         )
-        self.setting, self._record, self._next_s = setting, record, decision.next_s
+        self.setting, self.record, self._next_s = setting, record, decision.next_s
         self._trained_s = decision.elapsed_s
         self._begin_interval()
         return outcome
 
     def _is_first_of_its_policy(self, decision: Decision) -> bool:
-        before = self._record or {}
+        before = self.record or {}
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
-    def _direct(self, seq: int, setting: Setting, reason: str) -> None:
+    def _direct(self, seq: int, setting: Setting, reason: str, stop: bool = False) -> None:
+        self._leaves = stop or setting.gpus != self._gpus
+        self._asked_at = time.monotonic()
+        action = "stop" if self._leaves else "continue"
         Directive(
-            self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, reason=reason
+            self._number, seq, setting.batch_size, setting.lr_scale, setting.gpus, action, reason
         ).write(self._folder)
 
     def _reported(self) -> dict[str, float]:
@@ -354,15 +394,9 @@ class Outcome:
     transition: Transition | None
 
 
-def _price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:
-    """Price of a device-second: that of the first type whose name a device has, else 1."""
-    found = [
-        price
-        for device in devices
-        for name, price in prices.items()
-        if name.lower() in device.name.lower()
-    ]
-    return found[0] / 3600 if found else 1.0
+def _resizes(record: Mapping[str, Any]) -> bool:
+    """Whether a decision changed the number of devices."""
+    return not record["ended"] and record["setting"]["gpus"] != record["before"]["gpus"]
 
 
 def _resized(setting: Setting, batch_size: int | None, training: Mapping[str, Any]) -> Setting:

@@ -25,6 +25,7 @@ from mlflow_rlsched.cli.common import (
     store_option,
     table,
 )
+from mlflow_rlsched.cli.expected import expected_starts
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.output import OutputFollower
 
@@ -72,6 +73,7 @@ def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
     """What ``queue`` shows of each waiting or running task, by rank."""
     from mlflow_rlsched.store import State
 
+    starts = expected_starts(store, now)
     held: dict[str, list[Lease]] = {}
     for lease in store.leases():
         held.setdefault(lease.run_id, []).append(lease)
@@ -89,7 +91,8 @@ def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
                 for lease in held.get(task.run_id, [])
             ],
             "attempt": task.attempt,
-            "why": why(task, now),
+            "why": why(task, now, starts.get(task.run_id)),
+            "expected": starts.get(task.run_id),
         }
         for task in store.tasks([State.QUEUED, State.RUNNING])
     ]
@@ -99,7 +102,8 @@ def wants(task: Task) -> dict[str, Any]:
     """What a task asks for: GPUs, hundredths of each, CPU slots where there are no GPUs."""
     config = task.spec.config
     nested = task.spec.parent_attempt_dir is not None
-    gpus = 0 if nested else int(config.get("gpus", {}).get("initial", 1))
+    asked = int(config.get("gpus", {}).get("initial", 1)) if task.gpus is None else task.gpus
+    gpus = 0 if nested else asked
     return {
         "gpus": gpus,
         "amount": math.ceil(100 * float(config.get("gpu_fraction", 1.0))),
@@ -108,13 +112,15 @@ def wants(task: Task) -> dict[str, Any]:
     }
 
 
-def why(task: Task, now: float) -> str:
-    """Why a task waits, or what is being done to it."""
+def why(task: Task, now: float, start: Mapping[str, Any] | None = None) -> str:
+    """Why a task waits, or what is being done to it; ``start`` is of ``expected_starts``."""
     parts = []
     if task.cancel_by is not None and not task.state.final:
         parts.append(f"{task.cancel_by} cancelled it")
     elif task.not_before > now:
         parts.append(f"will be tried again in {duration(task.not_before - now)}")
+    elif start is not None:
+        parts.append(start["text"])
     if task.message:
         parts.append(task.message)
     return "; ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from mlflow_rlsched.cli.common import (
     store_option,
     table,
 )
+from mlflow_rlsched.cli.expected import expected_starts
 from mlflow_rlsched.cli.explain import print_story
 from mlflow_rlsched.cli.runs import share_text, why
 
@@ -44,15 +45,18 @@ def show(run_id: str, url: str, as_json: bool) -> None:
     with opened(url) as store:
         task = find_task(store, run_id)
         attempts = store.attempts(task.run_id)
-    about = describe(task, attempts)
+        start = expected_starts(store, time.time()).get(task.run_id)
+    about = describe(task, attempts, start)
     if as_json:
         print_json(about)
     else:
         _print(task, about)
 
 
-def describe(task: Task, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """What ``show`` says of a task."""
+def describe(
+    task: Task, attempts: Sequence[Attempt], start: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What ``show`` says of a task; ``start`` is of ``expected_starts``."""
     spec = task.spec
     folder = protocol.attempt_dir(Path(spec.run_dir), task.attempt)
     reports = _last_reports(folder / "report.jsonl")
@@ -63,6 +67,7 @@ def describe(task: Task, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "state": task.state.value,
         "exit_reason": task.exit_reason,
         "message": task.message,
+        "expected": start,
         "cancel_by": task.cancel_by,
         "priority": task.priority,
         "user": spec.user,
@@ -153,7 +158,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
     lines = {
         "run": f"{about['run_id']}  {about['name']}",
         "state": state,
-        "note": why(task, now),
+        "note": why(task, now, about["expected"]),
         "priority": about["priority"],
         "user": about["user"] + (f" on {about['host']}" if about["host"] else ""),
         "project": f"{about['project']}, entry point {about['entry_point']}",

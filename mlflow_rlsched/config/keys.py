@@ -258,7 +258,7 @@ class Settings(_Section):
             default=(), strict=False, description='a list of names of variables like ["WANDB_MODE"]'
         )
     )
-    launcher: Literal["command", "torchrun"] = Field(default="command", description="'command'")
+    launcher: Literal["command", "torchrun"] = "command"
     executor: Literal["local", "ray"] = Field(default="local", description="'local'")
     store: Annotated[str, AfterValidator(_absolute_store)] = Field(
         default_factory=_default_store, description="sqlite:///<path of a file>"

@@ -22,19 +22,39 @@ class Demand:
     Attributes:
         devices: How many devices.
         amount: Hundredths of each.
+        each: Devices that count as one of the run's ``gpus``: its CPU slots, or 1.
+        least: Devices that it goes on with when there are no more.
     """
 
     devices: int
     amount: int
+    each: int = 1
+    least: int = 0
 
 
-def demand(config: RunConfig, nested: bool, kind: str) -> Demand:
-    """What a task asks of a host whose devices are of ``kind``."""
+def demand(config: RunConfig, nested: bool, kind: str, gpus: int | None = None) -> Demand:
+    """What a task asks of a host whose devices are of ``kind``.
+
+    Args:
+        config: Its configuration.
+        nested: Whether it shares the devices of another run.
+        kind: ``cpu``, or the kind of the accelerators.
+        gpus: How many it goes on with, once it has run; None before.
+    """
     if nested:
         return Demand(0, 0)
-    per_device = config.cpu_slots if kind == "cpu" else 1
+    each = config.cpu_slots if kind == "cpu" else 1
     amount = max(1, math.ceil(100 * config.gpu_fraction - 1e-9))
-    return Demand(config.gpus.initial * per_device, amount)
+    if gpus is None:
+        count = least = config.gpus.initial
+    else:
+        count, least = gpus, min(config.gpus.min, gpus)
+    return Demand(count * each, amount, each, least * each)
+
+
+def gpus_held(config: RunConfig, nested: bool, kind: str, devices: int) -> int:
+    """How many of the run's ``gpus`` so many leased devices are."""
+    return config.gpus.initial if nested else devices // demand(config, nested, kind).each
 
 
 def suits(device: Device, config: RunConfig) -> bool:

@@ -91,7 +91,7 @@ def limits_of(
         batch_max = min(batch_max, max(dataset_size, initial or 1))
     every = config.decision_interval_s
     return Limits(
-        gpus_min=config.gpus.min,
+        gpus_min=max(config.gpus.min, min(1, config.gpus.initial)),
         gpus_max=config.gpus.max,
         gpus_are_live=gpus_are_live,
         restart_cost_s=restart_cost_s,

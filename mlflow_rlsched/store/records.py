@@ -94,6 +94,7 @@ class Task:
         ooms: Attempts so far that ended out of memory.
         not_before: Not started before this time (a retry's delay).
         batch_size: Batch size to start with instead of the submitted one (after OOM), or None.
+        gpus: Devices to go on with instead of the configured count (after a resize), or None.
         cancel_by: Who asked to cancel it, or None.
         exit_reason: Class of the last ending (``user_error``, ``oom``, …), or "".
         message: One sentence for people on the last ending or on why it waits.
@@ -113,6 +114,7 @@ class Task:
     ooms: int = 0
     not_before: float = 0.0
     batch_size: int | None = None
+    gpus: int | None = None
     cancel_by: str | None = None
     exit_reason: str = ""
     message: str = ""
@@ -216,6 +218,7 @@ class Ending:
         counts: Whether it counts against ``max_retries``.
         oom: Whether it counts as an out-of-memory ending.
         batch_size: Batch size of the next attempt, or None to keep the task's.
+        gpus: Devices of the next attempt, or None to keep the task's.
     """
 
     state: State
@@ -226,6 +229,7 @@ class Ending:
     counts: bool = False
     oom: bool = False
     batch_size: int | None = None
+    gpus: int | None = None
 
 
 @dataclass(frozen=True)

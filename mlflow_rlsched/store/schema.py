@@ -96,7 +96,9 @@ VERSION_2 = (
     )""",
 )
 
-MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1, VERSION_2)
+VERSION_3 = ("ALTER TABLE tasks ADD COLUMN gpus INTEGER",)
+
+MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1, VERSION_2, VERSION_3)
 
 # The first columns are the fields of ``Task`` after ``spec``, in their order.
 TASKS = table(
@@ -111,6 +113,7 @@ TASKS = table(
     column("ooms"),
     column("not_before"),
     column("batch_size"),
+    column("gpus"),
     column("cancel_by"),
     column("exit_reason"),
     column("message"),

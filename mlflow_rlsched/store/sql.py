@@ -294,6 +294,7 @@ class SqlStore(Store):
             ooms=task.ooms + ending.oom,
             not_before=ending.not_before,
             batch_size=task.batch_size if ending.batch_size is None else ending.batch_size,
+            gpus=task.gpus if ending.gpus is None else ending.gpus,
             exit_reason=reason,
             message=message,
             ended_at=now if state.final else None,

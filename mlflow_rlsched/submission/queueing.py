@@ -109,7 +109,7 @@ def _checked(
         entry_point=request.entry_point,
         params=parameters.given,
         recorded_params=recorded,
-        command=command(request, project, parameters),
+        command=command(request, project, parameters, config),
         project_env=request.project_env(),
         docker=bool(project.spec.docker_env),
         executable=sys.executable,

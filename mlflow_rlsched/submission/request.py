@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.submission.project import Project
 
+_PYTHON = re.compile(r"python[0-9.]*(?=\s)")
+_TORCHRUN = '-m mlflow_rlsched.executors.torchrun --standalone --nproc-per-node "$RLSCHED_NUM_GPUS"'
 _NUMBERS: Mapping[str, type[int] | type[float]] = {"float": float, "int": int}
 
 
@@ -112,16 +115,43 @@ class Parameters:
                 ) from None
 
 
-def command(request: Request, project: Project, parameters: Parameters) -> str | None:
+def command(
+    request: Request, project: Project, parameters: Parameters, config: RunConfig
+) -> str | None:
     """The entry point's shell command; None when MLflow has to prepare something at the start.
 
     No environment given and no environment file: the submitter's own interpreter.
+
+    Raises:
+        ExecutionException: The command cannot be filled in, or not be started by torchrun.
     """
     manager = request.backend_config.get("ENV_MANAGER")
     wants = manager or ("local" if project.spec.env_config_path is None else "virtualenv")
     if project.spec.docker_env or wants != "local" or parameters.have_downloads:
-        return None
-    return project.compute_command(parameters.given)
+        text = None
+    else:
+        text = project.compute_command(parameters.given)
+    return text if config.launcher == "command" else _under_torchrun(text, config.gpus.initial)
+
+
+def _under_torchrun(text: str | None, gpus: int) -> str:
+    """A command with a process for each device that its attempt holds."""
+    if gpus == 0:
+        raise ExecutionException(
+            'launcher is "torchrun", but gpus.initial is 0: it starts one process a device'
+        )
+    found = _PYTHON.match(text or "")
+    if text is None or found is None:
+        why = (
+            "MLflow prepares this project's environment"
+            if text is None
+            else f"the command of the entry point does not begin with python: {text}"
+        )
+        raise ExecutionException(
+            f'launcher is "torchrun", but {why}; let the command in MLproject itself begin with'
+            " torchrun --standalone --nproc-per-node $RLSCHED_NUM_GPUS, and leave launcher out"
+        )
+    return f"{found.group()} {_TORCHRUN} {text[found.end() :].lstrip()}"
 
 
 def _as_python_writes(text: str) -> str:

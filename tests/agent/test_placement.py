@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_rlsched.agent.placement import Grant, make_way, plan, pressure
+from mlflow_rlsched.agent.forecast import Holding, earliest
+from mlflow_rlsched.agent.placement import Scene, plan, pressure
+from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.config import RunConfig, resolve
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import LEARNING_PRIORITY, State, Task
+from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, State, Task
 from tests.task_specs import make_spec
 
 GPUS = [Device(f"GPU-{i}", "nvidia", i, "H100 80GB", 80_000_000_000) for i in range(4)]
@@ -24,15 +28,25 @@ def task(run_id: str, order: int = 0, priority: int = 0, **settings: Any) -> Tas
     )
 
 
-def grants(tasks: list[Task], devices: list[Device], free: dict[str, int] | None = None) -> Any:
+def grants(
+    tasks: list[Task],
+    devices: list[Device],
+    free: dict[str, int] | None = None,
+    draining: tuple[str, ...] = (),
+    holdings: tuple[Holding, ...] = (),
+    is_late: Callable[[Task, float], bool] = lambda task, in_s: False,
+) -> Any:
     full = {device.id: 100 for device in devices}
-    made: list[Grant] = plan(
-        tasks,
+    scene = Scene(
         lambda t: RunConfig.model_validate(t.spec.config),
         lambda _: devices,
         full if free is None else free,
         devices[0].kind,
+        holdings,
+        draining,
+        is_late,
     )
+    made = plan(Ranking(tasks, lambda _: 0.0), scene).grants
     return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
 
 
@@ -47,6 +61,30 @@ def test_each_gets_its_own_in_order() -> None:
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     asked = [task("big", gpus=3), task("small", gpus=1)]
     assert grants(asked, GPUS, {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}) == []
+
+
+def resized(run_id: str, goes_on_with: int, **settings: Any) -> Task:
+    waiting = task(run_id, **{"gpus": {"initial": 1, "min": 1, "max": 4}, **settings})
+    return replace(waiting, exit_reason="resized", gpus=goes_on_with)
+
+
+def test_what_a_run_gave_back_to_be_resized_is_its_own() -> None:
+    asked = [task("first", priority=9, gpus=2), resized("a", 3)]
+    assert [name for name, _ in grants(asked, GPUS)] == ["a"]
+    assert grants(asked, GPUS, draining=("a",)) == [], "its devices are not empty yet"
+    assert [name for name, _ in grants(asked, GPUS, draining=("another",))] == ["a"]
+
+
+def test_a_run_goes_on_with_what_there_is_of_the_devices_that_it_wanted() -> None:
+    two = {"GPU-0": 100, "GPU-1": 100}
+    assert [len(shares) for _, shares in grants([resized("a", 4)], GPUS, two)] == [2]
+    least = {"initial": 3, "min": 3, "max": 4}
+    assert grants([resized("a", 4, gpus=least)], GPUS, two) == []
+    first = task("a", gpus={"initial": 4, "min": 1})
+    assert grants([first], GPUS, two) == [], "it begins with what it asked for"
+    three = {f"cpu-{n}": 100 for n in range(3)}
+    asked = [resized("a", 2, cpu_slots=2)]
+    assert [len(shares) for _, shares in grants(asked, SLOTS, three)] == [2]
 
 
 def test_tasks_without_devices_pass() -> None:
@@ -68,6 +106,80 @@ def test_fractions_fill_a_begun_device_first_and_reserve_what_was_declared() -> 
         ("b", [("GPU-0", 50)]),
         ("c", [("GPU-0", 50)]),
     ]
+
+
+RUNNING = (
+    Holding("r", (DeviceShare("GPU-2"),), 100.0),
+    Holding("s", (DeviceShare("GPU-3"),), 900.0),
+)
+"""Two of four devices are held; the third is free in 100 s."""
+
+HALF = {"GPU-0": 100, "GPU-1": 100}
+
+
+def test_others_pass_one_that_waits_where_that_costs_it_nothing() -> None:
+    big = task("big", gpus=3)
+    short, long = task("short", timeout_s=100), task("long", timeout_s=101)
+    unknown = task("unknown")
+    assert grants([big, unknown, long, short], GPUS, HALF, holdings=RUNNING) == [
+        ("short", [("GPU-0", 100)])
+    ]
+    devices = [*GPUS[:3], replace(GPUS[3], name="L4")]
+    big = task("big", gpus=3, requires={"gpu_type": "H100"})
+    free = {**HALF, "GPU-3": 100}
+    assert grants([big, unknown], devices, free, holdings=RUNNING[:1]) == [
+        ("unknown", [("GPU-3", 100)])
+    ]
+
+
+def test_nobody_passes_one_whose_start_is_not_known_or_late() -> None:
+    asked = [task("big", gpus=3), task("short", timeout_s=1)]
+    unknown = (Holding("r", (DeviceShare("GPU-2"),)),)
+    assert grants(asked, GPUS, HALF, holdings=unknown) == []
+    assert grants(asked, GPUS, HALF, holdings=RUNNING)
+    assert grants(asked, GPUS, HALF, holdings=RUNNING, is_late=lambda task, in_s: True) == []
+
+
+def test_what_learns_fills_no_hole_that_somebody_waits_for() -> None:
+    learns = task("learns", priority=LEARNING_PRIORITY, timeout_s=1)
+    assert grants([task("big", gpus=3), learns], GPUS, HALF, holdings=RUNNING) == []
+
+
+@given(st.data())
+def test_whoever_waits_first_starts_no_later_for_those_who_pass(data: st.DataObject) -> None:
+    """Runs that take as long as they were expected to, on four devices, until all have started."""
+    drawn = st.tuples(st.integers(1, 4), st.integers(1, 50))
+    sizes = data.draw(st.lists(drawn, min_size=1, max_size=8))
+    waiting = [
+        task(str(n), order=n, gpus=gpus, timeout_s=seconds)
+        for n, (gpus, seconds) in enumerate(sizes)
+    ]
+    running: list[tuple[float, Holding]] = []  # when it ends
+    now, promised = 0.0, {}
+    while waiting:
+        running = [(end, held) for end, held in running if end > now]
+        taken = {share.device for _, held in running for share in held.shares}
+        scene = Scene(
+            lambda t: RunConfig.model_validate(t.spec.config),
+            lambda _: GPUS,
+            {device.id: 0 if device.id in taken else 100 for device in GPUS},
+            "nvidia",
+            [replace(held, left_s=end - now) for end, held in running],
+        )
+        for grant in plan(Ranking(waiting, lambda _: 0.0), scene).grants:
+            waiting.remove(grant.task)
+            seconds = sizes[int(grant.task.run_id)][1]
+            running.append((now + seconds, Holding(grant.task.run_id, grant.shares)))
+            assert now <= promised.get(grant.task.run_id, now)
+            taken |= {share.device for share in grant.shares}
+        assert len(taken) == sum(len(held.shares) for _, held in running)
+        if waiting:
+            left = [replace(held, left_s=end - now) for end, held in running]
+            free = {device.id: 100 for device in GPUS if device.id not in taken}
+            first = waiting[0]
+            found = earliest(scene.wants(first), [d.id for d in GPUS], free, left)
+            promised.setdefault(first.run_id, now + found.in_s)
+            now = min(end for end, _ in running)
 
 
 def test_requirements_choose_among_devices() -> None:
@@ -95,13 +207,9 @@ def test_no_device_is_granted_beyond_what_is_free(
     assert all(amount >= 0 for amount in left.values())
 
 
-def test_who_learns_makes_way_for_anybody_who_waits_and_presses_nobody() -> None:
+def test_who_learns_presses_nobody() -> None:
     learns = task("learns", priority=LEARNING_PRIORITY)
     waits, works = task("waits", priority=-1_000_000), task("works")
-    assert make_way([waits], [], [learns, works]) == [learns]
-    assert make_way([waits], [Grant(waits, ())], [learns, works]) == []
-    assert make_way([learns], [], [learns, works]) == []
-    assert make_way([], [], [learns]) == []
 
     def config(waiting: Task) -> RunConfig:
         return RunConfig.model_validate(waiting.spec.config)

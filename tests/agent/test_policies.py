@@ -39,7 +39,7 @@ def watched(root: Path, config: RunConfig, policies: Policies) -> Tuning:
     """The decisions on a training that has just begun."""
     folder = attempt_dir(root, 1)
     folder.mkdir(parents=True)
-    tuning = Tuning(folder, 1, config, [], 2**34, policies)
+    tuning = Tuning(folder, 1, config, [], 1, 2**34, policies)
     tuning.observe(Report("hello", frozenset({"batch_size", "learning_rate"})))
     return tuning
 

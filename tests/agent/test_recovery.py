@@ -49,6 +49,15 @@ def config(**changes: Any) -> RunConfig:
         (ended(0, "preempted"), "preempted"),
         (ended(75, "preempted"), "preempted"),
         (ended(75), "stopped"),
+        # torchrun has a code of its own, whatever its ranks ended with.
+        (ended(1, stopped=True), "stopped"),
+        (ended(75, leaves="resized"), "resized"),
+        (ended(1, stopped=True, leaves="resized"), "resized"),
+        (ended(0, leaves="resized"), "resized"),
+        (ended(143, "resized", leaves="resized"), "resized"),
+        (ended(0, done=True, leaves="resized"), "finished"),
+        (ended(1, leaves="resized"), "user_error"),
+        (ended(75, leaves="preempted"), "preempted"),
         (ended(1), "user_error"),
         (ended(139), "user_error"),
         (ended(137), "killed"),
@@ -95,6 +104,7 @@ def test_class_of_an_ending(evidence: Evidence, reason: str) -> None:
         (ended(1, device_lost="gone"), State.QUEUED, True),
         (ended(75), State.QUEUED, True),
         (ended(75, "preempted"), State.QUEUED, False),
+        (ended(75, leaves="resized"), State.QUEUED, False),
         (ended(None, "device_busy"), State.QUEUED, False),
         (ended(None, "not_started"), State.QUEUED, False),
     ],
@@ -104,6 +114,11 @@ def test_only_what_can_succeed_is_tried_again(
 ) -> None:
     ending = decide(task(), config(), evidence, NOW, jitter=1.0)
     assert (ending.state, ending.counts) == (state, counts)
+
+
+@pytest.mark.parametrize("evidence", [ended(75, leaves="resized", gpus=3), ended(137, gpus=3)])
+def test_it_goes_on_with_as_many_devices_as_were_decided_on(evidence: Evidence) -> None:
+    assert decide(task(), config(), evidence, NOW).gpus == 3
 
 
 def test_delays_grow_and_then_the_tries_are_used_up() -> None:

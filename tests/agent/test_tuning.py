@@ -15,10 +15,11 @@ from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.agent.tuning import Tuning, resumed_setting
 from mlflow_rlsched.config import find_knobs, resolve
 from mlflow_rlsched.devices.interface import Device, Reading
-from mlflow_rlsched.policy.action import Setting
-from mlflow_rlsched.protocol import Directive, attempt_dir, parse_report
+from mlflow_rlsched.policy.action import GPU_DELTAS, Setting
+from mlflow_rlsched.protocol import Directive, Report, attempt_dir, parse_report
 from mlflow_rlsched.store import State, Task
 from mlflow_rlsched.versions import Versions
+from tests.policy.trained import trained
 from tests.task_specs import make_spec
 
 CAN = ["batch_size", "learning_rate", "resume"]
@@ -58,17 +59,19 @@ class Run:
         self.policies = Policies(Versions(), 1)
         self.start(1)
 
-    def start(self, number: int, setting: Setting | None = None) -> None:
-        self.number = number
+    def start(self, number: int, setting: Setting | None = None, gpus: int = 1) -> None:
+        self.number, self.gpus = number, gpus
         self.folder = attempt_dir(self.root, number)
         self.folder.mkdir(parents=True)
-        setting = setting or Setting(1)
+        setting = setting or Setting(gpus)
         Directive(number, 0, setting.batch_size, setting.lr_scale, setting.gpus).write(self.folder)
         self.tuning = self.watch()
 
     def watch(self) -> Tuning:
-        device = Device("cpu-0", "cpu", 0, "")
-        return Tuning(self.folder, self.number, self.config, [device], 2**34, self.policies)
+        devices = [Device(f"cpu-{n}", "cpu", n, "") for n in range(self.gpus)]
+        return Tuning(
+            self.folder, self.number, self.config, devices, self.gpus, 2**34, self.policies
+        )
 
     @property
     def directive(self) -> Directive:
@@ -322,3 +325,109 @@ def test_a_script_that_takes_no_rate_keeps_it_after_running_out_of_memory(run: R
     assert outcome.changed
     assert outcome.record["setting"]["lr_scale"] == 1.0
     assert outcome.record["policy"] == "rules"
+
+
+# Another number of devices
+
+
+def wanting(delta: int) -> Policies:
+    """A champion that always changes the number of devices by so many."""
+    version = trained(1.0)
+    version.arrays["actor.body.4.bias"][GPU_DELTAS.index(delta)] = 9.0
+    Versions().promote(version)
+    return Policies(Versions(), 1)
+
+
+@pytest.fixture
+def elastic(tmp_path: Path, clock: Clock) -> Run:
+    """A run on one of two devices, near its beginning, whose policy wants the other one."""
+    run = Run(tmp_path, clock, policy="ddpg", gpus={"initial": 1, "max": 2})
+    run.policies = wanting(1)
+    run.tuning = run.watch()
+    run.say(event="hello", can=CAN)
+    for _ in range(10):
+        run.clock.now += 1.0
+        run.say(loss=1.0, progress=0.001)
+    return run
+
+
+def test_another_number_of_devices_is_a_stop_on_record(elastic: Run) -> None:
+    assert elastic.tuning.is_elastic
+    outcome = elastic.tuning.decide(0.0, 1)
+    assert (outcome.record["before"]["gpus"], outcome.record["setting"]["gpus"]) == (1, 2)
+    assert (elastic.directive.action, elastic.directive.gpus) == ("stop", 2)
+    assert elastic.tuning.leaves == "resized"
+    elastic.clock.now += 7.0
+    assert elastic.tuning.leaves_s() == 7.0
+    elastic.train(10)
+    assert not elastic.tuning.is_due(), "a training that is to stop is asked nothing more"
+
+
+def test_an_agent_that_died_before_the_stop_was_asked_for_asks_again(elastic: Run) -> None:
+    before = elastic.directive
+    elastic.tuning.decide(0.0, 1)
+    before.write(elastic.folder)
+    adopted = elastic.watch()
+    assert adopted.leaves == "resized"
+    assert elastic.directive.action == "stop"
+
+
+@pytest.mark.parametrize(
+    ("free", "can", "nested"), [(0, CAN, False), (1, CAN[:2], False), (1, CAN, True)]
+)
+def test_devices_stay_where_no_more_can_be_had_or_used(
+    tmp_path: Path, clock: Clock, free: int, can: list[str], nested: bool
+) -> None:
+    run = Run(tmp_path, clock, policy="ddpg", gpus={"initial": 1, "max": 2})
+    run.policies = wanting(1)
+    run.gpus = 0 if nested else 1
+    run.tuning = run.watch()
+    run.say(event="hello", can=can)
+    for _ in range(10):
+        run.clock.now += 1.0
+        run.say(loss=1.0, progress=0.001)
+    outcome = run.tuning.decide(0.0, free if run.tuning.is_elastic else None)
+    assert outcome.record["setting"]["gpus"] == outcome.record["before"]["gpus"]
+    assert run.directive.action == "continue"
+
+
+def test_the_pause_is_measured_and_charged_to_the_decision(elastic: Run) -> None:
+    resized = elastic.tuning.decide(0.0, 1)
+    elastic.clock.now += 20.0
+    elastic.start(2, resized.decision.setting, gpus=2)
+    elastic.clock.now += 1.0
+    assert not elastic.tuning.is_due()
+    elastic.say(event="hello", can=CAN)
+    elastic.train(5)
+    assert elastic.tuning.leaves is None
+    outcome = elastic.tuning.decide(0.0, 0)
+    assert outcome.record["training"]["restart_s"] == 21.0
+    assert outcome.record["terms"]["duration_s"] == 26.0
+    assert outcome.record["elapsed_s"] == resized.record["elapsed_s"] + 26.0
+    assert outcome.record["before"]["gpus"] == 2
+    assert outcome.transition is not None
+    assert outcome.transition.decision == resized.decision.number
+    assert elastic.tuning._limits().restart_cost_s == 21.0
+    elastic.train(5)
+    assert elastic.tuning.decide(0.0, 0).record["terms"]["duration_s"] == 5.0
+
+
+def test_what_a_training_logs_before_it_speaks_again_is_no_reason_to_decide(elastic: Run) -> None:
+    resized = elastic.tuning.decide(0.0, 1)
+    elastic.start(2, resized.decision.setting, gpus=2)
+    elastic.clock.now += 100.0
+    elastic.tuning.observe(Report(numbers={"time": elastic.clock.now, "loss": 1.0}))
+    elastic.clock.now += 100.0
+    assert not elastic.tuning.is_due()
+
+
+def test_a_training_that_makes_way_goes_on_as_it_is(elastic: Run) -> None:
+    seq = elastic.directive.seq
+    elastic.tuning.ask_to_stop("somebody else is to run")
+    told = elastic.directive
+    assert (told.action, told.seq, told.gpus, told.batch_size) == ("stop", seq + 1, 1, 64)
+    assert told.reason == "somebody else is to run"
+    elastic.clock.now += 3.0
+    for tuning_ in (elastic.tuning, elastic.watch()):
+        assert tuning_.leaves == "preempted"
+    assert elastic.tuning.leaves_s() == 3.0

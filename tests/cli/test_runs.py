@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -76,6 +77,29 @@ def test_queue_says_why_a_run_waits(
     assert "tried again in" in lines[2]
     assert lines[3].rstrip().endswith("bob cancelled it")
     assert lines[4] == "device GPU-7 is not offered: used by python (42), 3 GiB"
+
+
+def test_queue_says_what_a_run_waits_for_and_how_long(
+    rlsched: Rlsched, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "1")
+    host, now = socket.gethostname(), time.time()
+    for number, run_id in enumerate(["aaaa1111", "bbbb2222", "cccc3333"]):
+        submit(store, run_id, host=host, entry_point=f"entry{number}")
+    store.claim("aaaa1111", host, [DeviceShare("cpu-0")], now)
+    first = rlsched("show", "bbbb2222").stdout
+    assert "waits for aaaa1111: it tells no progress and has no timeout_s" in first
+    record = {"number": 1, "history": {"progress": 0.25}, "elapsed_s": 600.0, "time": now}
+    (home() / "runs" / "aaaa1111" / "decisions.jsonl").write_text(json.dumps(record) + "\n")
+    value = json.loads(rlsched("queue", "--json").stdout)["runs"]
+    expected = {run["run_id"]: run["expected"] for run in value}
+    assert expected["aaaa1111"] is None
+    assert 1700 < expected["bbbb2222"]["in_s"] <= 1800
+    assert expected["bbbb2222"]["after"] == ["aaaa1111"]
+    text = r"starts in about (29|30) min, after aaaa1111 \(it is 25% done\)"
+    assert re.search(text, expected["bbbb2222"]["text"])
+    assert expected["cccc3333"]["in_s"] is None
+    assert "waits for bbbb2222" in expected["cccc3333"]["text"]
 
 
 def test_queue_of_runs_nested_or_of_parts(rlsched: Rlsched, store: Store) -> None:

@@ -106,15 +106,18 @@ def test_budgets_are_counted_apart(store: Store) -> None:
     endings = [
         AGAIN,
         Ending(State.QUEUED, "oom", "out of memory", oom=True, batch_size=54),
+        Ending(State.QUEUED, "resized", "stopped on request", exit_code=75, gpus=2),
         Ending(State.QUEUED, "preempted", "stopped on request", exit_code=75),
     ]
     for number, ending in enumerate(endings, start=1):
         assert store.claim("a", "here", [], now=1.0)
         assert store.end_attempt("a", number, ending, now=2.0)
     task = read(store, "a")
-    assert (task.retries, task.ooms, task.batch_size, task.attempt) == (1, 1, 54, 3)
+    assert (task.retries, task.ooms, task.batch_size, task.gpus) == (1, 1, 54, 2)
+    assert task.attempt == 4
     assert task.ended_at is None
-    assert [attempt.reason for attempt in store.attempts("a")] == ["killed", "oom", "preempted"]
+    reasons = [attempt.reason for attempt in store.attempts("a")]
+    assert reasons == ["killed", "oom", "resized", "preempted"]
 
 
 def test_the_first_start_is_kept(store: Store) -> None:

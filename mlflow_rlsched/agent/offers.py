@@ -1,0 +1,94 @@
+"""What this host can offer to those who wait, and to those who run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mlflow_rlsched.agent.placement import Scene, with_room
+from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
+from mlflow_rlsched.agent.ranking import Ranking
+from mlflow_rlsched.agent.supervision import Supervised
+from mlflow_rlsched.agent.waiting import Waiting
+from mlflow_rlsched.config import RunConfig
+from mlflow_rlsched.devices.demand import demand
+from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.store import DeviceShare, Store, Task
+
+
+class Offers:
+    """Offers of this host's devices.
+
+    Args:
+        pool: The devices.
+        store: Holds the leases.
+        host: This host's name in the store.
+        configs: Configuration of a task.
+    """
+
+    def __init__(
+        self, pool: Pool, store: Store, host: str, configs: Callable[[Task], RunConfig]
+    ) -> None:
+        self._pool = pool
+        self._store = store
+        self._host = host
+        self._configs = configs
+
+    def to(
+        self, ready: Sequence[Task], running: Sequence[Supervised], waiting: Waiting
+    ) -> tuple[Ranking, Scene]:
+        """For ``plan``: the order of those who wait, and what there is for them."""
+        held: dict[str, list[DeviceShare]] = {}
+        for lease in self._store.leases(self._host):
+            held.setdefault(lease.run_id, []).append(lease.share)
+        shares = {s.run_id: held.pop(s.run_id, []) for s in running}
+        amounts = [(s.task, sum(x.amount for x in shares[s.run_id])) for s in running]
+        scene = Scene(
+            self._configs,
+            self._of,
+            self._pool.free(),
+            self._pool.inventory.kind,
+            [s.holding(shares[s.run_id]) for s in running],
+            held.keys(),
+            waiting.is_late,
+        )
+        return Ranking(ready, waiting.waited_s, amounts), scene
+
+    def runners(self, running: Sequence[Supervised]) -> list[Runner]:
+        """For ``make_way``: what runs."""
+        kind = self._pool.inventory.kind
+        shares: dict[str, list[DeviceShare]] = {}
+        for lease in self._store.leases(self._host):
+            shares.setdefault(lease.run_id, []).append(lease.share)
+        return [
+            Runner(
+                s.task,
+                shares.get(s.run_id, []),
+                s.tuning.least_gpus * demand(s.config, nested=False, kind=kind).each,
+                "resume" in (s.can or ()),
+                s.stopping is not None or s.tuning.leaves is not None,
+                partial(self._preemptions, s.run_id),
+            )
+            for s in running
+        ]
+
+    def _preemptions(self, run_id: str) -> int:
+        attempts = self._store.attempts(run_id)
+        return sum(attempt.reason == PREEMPTED for attempt in attempts)
+
+    def more_gpus(self, supervised: Supervised) -> int:
+        """How many more ``gpus`` would be free for a running task if nobody waited."""
+        wants = demand(supervised.config, nested=False, kind=self._pool.inventory.kind)
+        held = {device.id for device in supervised.devices}
+        others = {id_: amount for id_, amount in self._pool.free().items() if id_ not in held}
+        room = with_room(supervised.config, wants, self._of(supervised.task), others)
+        return len(room) // wants.each
+
+    def _of(self, task: Task) -> list[Device]:
+        """Devices that the agent's and the task's own limits allow."""
+        mine = self._pool.devices()
+        if task.spec.device_limit is None:
+            return mine
+        allowed = {device.id for device in self._pool.inventory.allowed(task.spec.device_limit)}
+        return [device for device in mine if device.id in allowed]

@@ -1,0 +1,90 @@
+"""Which running tasks make way for one that waits (pure).
+
+Only for a higher priority, only what resumes, and at most ``MOST`` times a run. Runs that can go on
+with fewer devices come first: they stop at a checkpoint like the others, and go on at once with
+what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlflow_rlsched.agent.placement import Scene
+from mlflow_rlsched.devices.demand import suits
+from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
+
+PREEMPTED = "preempted"
+"""Class of the ending of an attempt whose devices were needed by another task."""
+
+MOST = 3
+"""Times that a run is preempted, at most."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A running task.
+
+    Attributes:
+        task: The task.
+        shares: What it holds.
+        least: Devices of these that it needs to go on.
+        resumes: Whether it goes on from a checkpoint after a stop.
+        leaves: Whether it was asked to stop already.
+        preemptions: How often it was preempted so far; asked only where it matters.
+    """
+
+    task: Task
+    shares: Sequence[DeviceShare]
+    least: int
+    resumes: bool
+    leaves: bool
+    preemptions: Callable[[], int]
+
+
+def make_way(waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene) -> list[Task]:
+    """Running tasks that have to stop now.
+
+    Args:
+        waiting: Tasks that may start now and do not fit, in their order.
+        runners: What runs.
+        scene: What there is, after the grants of this pass.
+    """
+    first = next((task for task in waiting if task.priority > LEARNING_PRIORITY), None)
+    if first is None:
+        return []
+    learning = [r.task for r in runners if r.task.priority == LEARNING_PRIORITY]
+    if learning or any(runner.leaves for runner in runners):
+        return learning  # first see what that leaves
+    lower = [r for r in runners if r.resumes and r.task.priority < first.priority and r.shares]
+    lower.sort(key=lambda runner: (runner.task.priority, -runner.task.order))
+    lower = [runner for runner in lower if runner.preemptions() < MOST]
+    shrinking = [runner for runner in lower if runner.least < len(runner.shares)]
+    return (
+        _enough(first, shrinking, scene, lambda runner: runner.shares[runner.least :])
+        or _enough(first, lower, scene, lambda runner: runner.shares)
+        or []
+    )
+
+
+def _enough(
+    first: Task,
+    runners: Sequence[Runner],
+    scene: Scene,
+    given: Callable[[Runner], Sequence[DeviceShare]],
+) -> list[Task] | None:
+    """The first few of the runners whose devices are enough for a task; None when all are not."""
+    config, wants = scene.configs(first), scene.wants(first)
+    left = dict(scene.free)
+    suited = [device.id for device in scene.offered(first) if suits(device, config)]
+    chosen: list[Task] = []
+    for runner in runners:
+        gives = [share for share in given(runner) if share.device in suited]
+        if not gives:
+            continue
+        chosen.append(runner.task)
+        for share in gives:
+            left[share.device] = left.get(share.device, 0) + share.amount
+        if sum(left.get(device, 0) >= wants.amount for device in suited) >= wants.devices:
+            return chosen
+    return None

@@ -1,0 +1,76 @@
+"""In which order waiting tasks are looked at (pure).
+
+A run whose devices are being changed comes first: what it gave back for a moment is its own. Then
+higher priority, which grows while a task waits. Among equals the user who holds least, then the
+experiment that holds least, then the oldest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from mlflow_rlsched.store import LEARNING_PRIORITY, Task
+
+RESIZED = "resized"
+"""Class of the ending of an attempt that made way for one on another number of devices."""
+
+AGEING_S = 600.0
+"""Waiting time that is worth one step of priority, so that nobody waits for ever: a task d steps
+below the others that keep coming is before those who come d times as long after it."""
+
+_Group: TypeAlias = tuple[bool, int, str, str]
+
+
+def effective_priority(task: Task, waited_s: float) -> int:
+    """The priority with what waiting adds to it; learning never comes before anybody."""
+    if task.priority == LEARNING_PRIORITY:
+        return task.priority
+    return task.priority + int(waited_s / AGEING_S)
+
+
+class Ranking:
+    """Hands out tasks one by one, the next one by what was given until then.
+
+    Args:
+        tasks: Waiting tasks, the oldest first.
+        waited_s: How long a task has waited.
+        holds: Hundredths of devices that each running task holds.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        waited_s: Callable[[Task], float],
+        holds: Sequence[tuple[Task, int]] = (),
+    ) -> None:
+        self._groups: dict[_Group, deque[Task]] = {}
+        for task in sorted(tasks, key=lambda task: task.order):
+            priority = effective_priority(task, waited_s(task))
+            spec = task.spec
+            group = (task.exit_reason != RESIZED, -priority, spec.user, spec.experiment_id)
+            self._groups.setdefault(group, deque()).append(task)
+        self._users: Counter[str] = Counter()
+        self._experiments: Counter[tuple[str, str]] = Counter()
+        for task, amount in holds:
+            self.give(task, amount)
+
+    def give(self, task: Task, amount: int) -> None:
+        """Count hundredths of devices that a task is given."""
+        self._users[task.spec.user] += amount
+        self._experiments[task.spec.user, task.spec.experiment_id] += amount
+
+    def __iter__(self) -> Iterator[Task]:
+        """The tasks; what is given meanwhile counts for those that follow."""
+        while self._groups:
+            group = min(self._groups, key=self._place)
+            tasks = self._groups[group]
+            yield tasks.popleft()
+            if not tasks:
+                del self._groups[group]
+
+    def _place(self, group: _Group) -> tuple[bool, int, int, int, int]:
+        settled, priority, user, experiment = group
+        first = self._groups[group][0].order
+        return settled, priority, self._users[user], self._experiments[user, experiment], first

@@ -1,0 +1,105 @@
+"""When waiting runs are expected to start, and what that rests on."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_rlsched import decision_log
+from mlflow_rlsched.cli.common import duration, short
+
+if TYPE_CHECKING:
+    from mlflow_rlsched.agent.forecast import Holding, Reservation
+    from mlflow_rlsched.store import DeviceShare, Store, Task
+
+MOST = 100
+"""Waiting runs that are looked at: the first ones."""
+
+HISTORY = 200
+"""Finished runs that say how long such a run takes."""
+
+
+def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
+    """When the first waiting runs of this host start, by run id.
+
+    Returns:
+        ``in_s``, seconds from now, or None when that is not known; ``after``, the runs that it
+        waits for; ``text``, a sentence for people.
+    """
+    from mlflow_rlsched.agent.forecast import forecast, usual_s
+    from mlflow_rlsched.agent.placement import Scene
+    from mlflow_rlsched.agent.ranking import Ranking
+    from mlflow_rlsched.config import RunConfig
+    from mlflow_rlsched.devices import open_inventory
+    from mlflow_rlsched.devices.demand import suits
+    from mlflow_rlsched.store import State
+
+    host = socket.gethostname()
+    waiting = store.tasks([State.QUEUED], host, MOST)
+    if not waiting:
+        return {}
+    held: dict[str, list[DeviceShare]] = {}
+    for lease in store.leases(host):
+        held.setdefault(lease.run_id, []).append(lease.share)
+    running = [(task, held.get(task.run_id, [])) for task in store.tasks([State.RUNNING], host)]
+    inventory = open_inventory()
+    try:
+        kind, devices = inventory.kind, inventory.devices()
+    finally:
+        inventory.close()
+    free = {device.id: 100 for device in devices}
+    for shares in held.values():
+        for share in shares:
+            free[share.device] = free.get(share.device, 100) - share.amount
+    configs = {task.run_id: RunConfig.model_validate(task.spec.config) for task in waiting}
+    scene = Scene(lambda task: configs[task.run_id], lambda _: devices, free, kind)
+    amounts = [(task, sum(share.amount for share in shares)) for task, shares in running]
+    order = []
+    ranking = Ranking(waiting, lambda task: max(0.0, now - task.submitted_at), amounts)
+    for task in ranking:
+        order.append(task)
+        wants = scene.wants(task)
+        ranking.give(task, wants.devices * wants.amount)
+    finished = store.tasks([State.FINISHED], host, HISTORY)
+    found = forecast(
+        order,
+        scene.wants,
+        lambda task: [d.id for d in devices if suits(d, configs[task.run_id])],
+        free,
+        [_holding(store, task, shares, now) for task, shares in running],
+        lambda task: usual_s(task, finished),
+    )
+    return {
+        run_id: {
+            "in_s": start.in_s if math.isfinite(start.in_s) else None,
+            "after": [holding.run_id for holding in start.after],
+            "text": _text(start),
+        }
+        for run_id, start in found.items()
+    }
+
+
+def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float) -> Holding:
+    from mlflow_rlsched.agent.forecast import Holding, left_of
+
+    timeout: Mapping[str, Any] = task.spec.config
+    left = None
+    if timeout.get("timeout_s") is not None:
+        attempts = store.attempts(task.run_id)
+        ran = sum((each.ended_at or now) - each.started_at for each in attempts)
+        left = float(timeout["timeout_s"]) - ran
+    record = decision_log.last(Path(task.spec.run_dir))
+    return Holding(task.run_id, shares, *left_of(record, left, now))
+
+
+def _text(start: Reservation) -> str:
+    if not start.after:
+        where = "" if math.isfinite(start.in_s) else ": not all that it wants is offered now"
+        return f"starts as soon as its devices are free{where}"
+    last = start.after[-1]
+    if math.isinf(start.in_s):
+        return f"waits for {short(last.run_id)}: {last.basis}"
+    return f"starts in about {duration(start.in_s)}, after {short(last.run_id)} ({last.basis})"
