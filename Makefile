@@ -43,6 +43,7 @@ format: $(INSTALLED) ## Format the code, and mend what can be mended by itself
 bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.queue
+	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.sim
 	$(BIN)/python -m benchmarks.real
 

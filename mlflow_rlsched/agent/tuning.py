@@ -86,7 +86,7 @@ class Tuning:
         self._devices = devices
         self._gpus = gpus
         # A nested run uses the devices of its parent, and cannot have more.
-        self._elastic = bool(devices) and config.gpus.min < config.gpus.max
+        self._elastic = bool(devices) and config.gpus.are_elastic
         self._memory_total = memory_total
         self.record = decision_log.last(self._run_dir)
         record = self.record or {}

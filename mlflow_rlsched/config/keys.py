@@ -50,7 +50,7 @@ class _Section(BaseModel):
 class Gpus(_Section):
     """Devices of a run: how many it starts with, and between which counts it may go.
 
-    ``min`` is 1 by default (0 when ``initial`` is), ``max`` is ``initial``.
+    ``min`` is 1 by default (0 when ``initial`` is), ``max`` is ``initial``: then it stays.
     """
 
     initial: int = Field(default=1, ge=0, le=MAX_GPUS, description=_COUNT)
@@ -72,6 +72,11 @@ class Gpus(_Section):
         if self.max < self.initial:
             raise ValueError(f"gpus.max is {self.max}, below gpus.initial {self.initial}")
         return self
+
+    @property
+    def are_elastic(self) -> bool:
+        """Whether their number may change while a run goes on."""
+        return self.max > self.initial
 
 
 class BatchSize(_Section):

@@ -45,10 +45,9 @@ def demand(config: RunConfig, nested: bool, kind: str, gpus: int | None = None) 
         return Demand(0, 0)
     each = config.cpu_slots if kind == "cpu" else 1
     amount = max(1, math.ceil(100 * config.gpu_fraction - 1e-9))
-    if gpus is None:
-        count = least = config.gpus.initial
-    else:
-        count, least = gpus, min(config.gpus.min, gpus)
+    count = least = config.gpus.initial if gpus is None else gpus
+    if gpus is not None and config.gpus.are_elastic:
+        least = min(config.gpus.min, gpus)
     return Demand(count * each, amount, each, least * each)
 
 

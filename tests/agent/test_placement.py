@@ -80,8 +80,10 @@ def test_a_run_goes_on_with_what_there_is_of_the_devices_that_it_wanted() -> Non
     assert [len(shares) for _, shares in grants([resized("a", 4)], GPUS, two)] == [2]
     least = {"initial": 3, "min": 3, "max": 4}
     assert grants([resized("a", 4, gpus=least)], GPUS, two) == []
-    first = task("a", gpus={"initial": 4, "min": 1})
+    first = task("a", gpus={"initial": 3, "min": 1, "max": 4})
     assert grants([first], GPUS, two) == [], "it begins with what it asked for"
+    rigid = resized("a", 4, gpus={"initial": 4})
+    assert grants([rigid], GPUS, two) == [], "its number does not change"
     three = {f"cpu-{n}": 100 for n in range(3)}
     asked = [resized("a", 2, cpu_slots=2)]
     assert [len(shares) for _, shares in grants(asked, SLOTS, three)] == [2]

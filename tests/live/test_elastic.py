@@ -92,7 +92,7 @@ STEADY = {"policy": "fixed", "decision_interval_s": 1}
 
 
 def test_a_run_shrinks_for_one_of_higher_priority(world: World) -> None:
-    gpus = {"initial": 2, "min": 1, "max": 2}
+    gpus = {"initial": 2, "min": 1, "max": 3}
     low = world.submit(VALLEY, config={**STEADY, "gpus": gpus})
     wait_for(lambda: records(world, low.run_id), 60)
     high = world.submit(VALLEY, params={"steps": 50}, config={**STEADY, "priority": 1})
