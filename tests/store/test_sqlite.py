@@ -379,7 +379,7 @@ def test_a_store_of_the_first_schema_keeps_its_transitions(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", (schema.VERSION_1,))
-        open_at(path)
+        open_store(f"sqlite:///{path}").close()
     connection = sqlite3.connect(path)
     connection.execute("INSERT INTO transitions VALUES (5, 'a', 1, '{}', TRUE)")
     connection.commit()
@@ -387,6 +387,19 @@ def test_a_store_of_the_first_schema_keeps_its_transitions(
     store = open_store(f"sqlite:///{path}")
     assert store.transitions() == [(5, Transition("a", 1, {}, key=True))]
     assert not store.is_time_to_learn(1)
+    store.close()
+
+
+def test_tasks_of_a_store_that_knew_no_resizing_go_on(path: Path) -> None:
+    open_at(path)
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE tasks DROP COLUMN gpus")
+    connection.execute("UPDATE rlsched_schema SET version = 2")
+    connection.commit()
+    connection.close()
+    store = open_store(f"sqlite:///{path}")
+    (task,) = store.tasks()
+    assert (task.run_id, task.gpus) == ("a", None)
     store.close()
 
 
