@@ -1,4 +1,4 @@
-"""When devices become free, and so when waiting tasks will start (pure, but for estimates' files).
+"""When devices become free, and so when waiting tasks will start (pure).
 
 A forecast is as good as what runs tell of themselves: the progress of those that report it, else
 their ``timeout_s``. A run that tells neither has no known end, and what needs its devices has no
@@ -8,13 +8,13 @@ expected start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from mlflow_rlsched.devices.demand import Demand
-from mlflow_rlsched.store import DeviceShare, State, Task
+from mlflow_rlsched.store import DeviceShare, Lease, State, Task
 
 UNKNOWN = "it tells no progress and has no timeout_s"
 
@@ -49,6 +49,14 @@ class Reservation:
     in_s: float
     devices: Sequence[str] = ()
     after: Sequence[Holding] = ()
+
+
+def held_by_run(leases: Iterable[Lease]) -> dict[str, list[DeviceShare]]:
+    """What each run holds, those too whose attempt is over and whose devices are not empty yet."""
+    held: dict[str, list[DeviceShare]] = {}
+    for lease in leases:
+        held.setdefault(lease.run_id, []).append(lease.share)
+    return held
 
 
 def left_of(

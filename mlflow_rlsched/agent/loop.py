@@ -32,14 +32,7 @@ from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import (
-    AgentRecord,
-    Attempt,
-    Ending,
-    State,
-    Task,
-    open_store,
-)
+from mlflow_rlsched.store import AgentRecord, Attempt, Ending, State, Task, open_store
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)

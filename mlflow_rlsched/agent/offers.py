@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from mlflow_rlsched.agent.forecast import held_by_run
 from mlflow_rlsched.agent.placement import Scene, with_room
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
@@ -14,7 +15,7 @@ from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import demand
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import DeviceShare, Store, Task
+from mlflow_rlsched.store import Store, Task
 
 
 class Offers:
@@ -39,9 +40,7 @@ class Offers:
         self, ready: Sequence[Task], running: Sequence[Supervised], waiting: Waiting
     ) -> tuple[Ranking, Scene]:
         """For ``plan``: the order of those who wait, and what there is for them."""
-        held: dict[str, list[DeviceShare]] = {}
-        for lease in self._store.leases(self._host):
-            held.setdefault(lease.run_id, []).append(lease.share)
+        held = held_by_run(self._store.leases(self._host))
         shares = {s.run_id: held.pop(s.run_id, []) for s in running}
         amounts = [(s.task, sum(x.amount for x in shares[s.run_id])) for s in running]
         scene = Scene(
@@ -58,9 +57,7 @@ class Offers:
     def runners(self, running: Sequence[Supervised]) -> list[Runner]:
         """For ``make_way``: what runs."""
         kind = self._pool.inventory.kind
-        shares: dict[str, list[DeviceShare]] = {}
-        for lease in self._store.leases(self._host):
-            shares.setdefault(lease.run_id, []).append(lease.share)
+        shares = held_by_run(self._store.leases(self._host))
         return [
             Runner(
                 s.task,

@@ -75,6 +75,13 @@ seed_option = click.option(
 )
 
 
+def workers_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--workers``, with what it is for."""
+    return click.option(
+        "--workers", default=1, show_default=True, type=click.IntRange(1, 1024), help=text
+    )
+
+
 def resolve_store(text: str | None) -> str:
     """The store's absolute URL."""
     from mlflow_rlsched.config import ConfigError, store_url

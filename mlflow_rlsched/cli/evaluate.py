@@ -18,6 +18,7 @@ from mlflow_rlsched.cli.common import (
     progress_bar,
     seed_option,
     table,
+    workers_option,
 )
 from mlflow_rlsched.cli.experiments import experiment_option, fit_in_words, fitted_to
 
@@ -38,13 +39,7 @@ if TYPE_CHECKING:
 @experiment_option
 @click.option("--runs", default=64, show_default=True, type=click.IntRange(1, 100_000))
 @seed_option
-@click.option(
-    "--workers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 1024),
-    help="Processes; the figures do not depend on it.",
-)
+@workers_option("Processes; the figures do not depend on it.")
 @json_option
 def evaluate(
     name: str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from mlflow_rlsched.cli.common import duration, short
 
 if TYPE_CHECKING:
     from mlflow_rlsched.agent.forecast import Holding, Reservation
+    from mlflow_rlsched.config import RunConfig
     from mlflow_rlsched.store import DeviceShare, Store, Task
 
 MOST = 100
@@ -29,21 +30,20 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         ``in_s``, seconds from now, or None when that is not known; ``after``, the runs that it
         waits for; ``text``, a sentence for people.
     """
-    from mlflow_rlsched.agent.forecast import forecast, usual_s
+    from mlflow_rlsched.agent.forecast import forecast, held_by_run, usual_s
     from mlflow_rlsched.agent.placement import Scene
     from mlflow_rlsched.agent.ranking import Ranking
-    from mlflow_rlsched.config import RunConfig
     from mlflow_rlsched.devices import open_inventory
     from mlflow_rlsched.devices.demand import suits
     from mlflow_rlsched.store import State
 
     host = socket.gethostname()
-    waiting = store.tasks([State.QUEUED], host, MOST)
+    queued = store.tasks([State.QUEUED], host, MOST)
+    configs = {task.run_id: config for task in queued if (config := _config(task)) is not None}
+    waiting = [task for task in queued if task.run_id in configs]
     if not waiting:
         return {}
-    held: dict[str, list[DeviceShare]] = {}
-    for lease in store.leases(host):
-        held.setdefault(lease.run_id, []).append(lease.share)
+    held = held_by_run(store.leases(host))
     running = [(task, held.get(task.run_id, [])) for task in store.tasks([State.RUNNING], host)]
     inventory = open_inventory()
     try:
@@ -54,7 +54,6 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
     for shares in held.values():
         for share in shares:
             free[share.device] = free.get(share.device, 100) - share.amount
-    configs = {task.run_id: RunConfig.model_validate(task.spec.config) for task in waiting}
     scene = Scene(lambda task: configs[task.run_id], lambda _: devices, free, kind)
     amounts = [(task, sum(share.amount for share in shares)) for task, shares in running]
     order = []
@@ -82,15 +81,24 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
     }
 
 
+def _config(task: Task) -> RunConfig | None:
+    """Its configuration; None for one that another version wrote and this one cannot read."""
+    from mlflow_rlsched.config import RunConfig
+
+    try:
+        return RunConfig.model_validate(task.spec.config)
+    except ValueError:
+        return None
+
+
 def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float) -> Holding:
     from mlflow_rlsched.agent.forecast import Holding, left_of
 
-    timeout: Mapping[str, Any] = task.spec.config
+    timeout_s = task.spec.config.get("timeout_s")
     left = None
-    if timeout.get("timeout_s") is not None:
+    if timeout_s is not None:
         attempts = store.attempts(task.run_id)
-        ran = sum((each.ended_at or now) - each.started_at for each in attempts)
-        left = float(timeout["timeout_s"]) - ran
+        left = timeout_s - sum((each.ended_at or now) - each.started_at for each in attempts)
     record = decision_log.last(Path(task.spec.run_dir))
     return Holding(task.run_id, shares, *left_of(record, left, now))
 

@@ -23,6 +23,7 @@ from mlflow_rlsched.cli.common import (
     print_json,
     progress_bar,
     seed_option,
+    workers_option,
 )
 from mlflow_rlsched.cli.experiments import experiment_option, fit_in_words, fitted_to
 from mlflow_rlsched.credentials import redacted
@@ -49,13 +50,9 @@ EVERY = 10
 )
 @seed_option
 @experiment_option
-@click.option(
-    "--workers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 1024),
-    help="Processes that the simulated runs are split over. The policy depends on it as on the"
-    " seed; a training may go on with another number.",
+@workers_option(
+    "Processes that the simulated runs are split over. The policy depends on it as on the seed; a"
+    " training may go on with another number."
 )
 @click.option(
     "--folder",

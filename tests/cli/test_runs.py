@@ -102,6 +102,12 @@ def test_queue_says_what_a_run_waits_for_and_how_long(
     assert "waits for bbbb2222" in expected["cccc3333"]["text"]
 
 
+def test_a_run_whose_configuration_cannot_be_read_is_listed(rlsched: Rlsched, store: Store) -> None:
+    submit(store, "aaaa1111", config={"launcher": "of a later version"})
+    run = json.loads(rlsched("queue", "--json").stdout)["runs"][0]
+    assert (run["run_id"], run["expected"]) == ("aaaa1111", None)
+
+
 def test_queue_of_runs_nested_or_of_parts(rlsched: Rlsched, store: Store) -> None:
     submit(store, "aaaa1111", parent_run_id="p", parent_attempt_dir="/p/attempts/1")
     submit(store, "bbbb2222", config={"gpus": {"initial": 2}, "gpu_fraction": 0.25})
