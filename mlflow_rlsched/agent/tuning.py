@@ -107,10 +107,13 @@ class Tuning:
         self._next_s = FIRST_S if isinstance(every, str) else every
         self._begin_interval()
         self._resized_at: float | None = None
-        if record.get("attempt", number) != number and _resizes(record):
-            # The pause is what the decision cost: it belongs to its interval.
-            self._resized_at = record["time"]
-            self._interval_at -= max(0.0, time.time() - record["time"])
+        if record.get("attempt", number) != number:
+            if _resizes(record):
+                # The pause is what the decision cost: it belongs to its interval.
+                self._resized_at = record["time"]
+                self._interval_at -= max(0.0, time.time() - record["time"])
+            else:
+                self._decider.history = self._decider.history.interrupted()
 
     def _in_force(self, record: dict[str, Any]) -> tuple[int, Setting]:
         """Sequence number and setting of the last directive, which is written if it is not."""

@@ -28,6 +28,9 @@ NOISE = 0.02
 NOISE_MARGIN = 2.0
 """Predicted gain over the usual difference between two intervals of the same setting."""
 
+REVERSAL = 10.0
+"""Time, in restarts, that must pass before a change of the devices is taken back."""
+
 _GIGA = 1e9
 
 
@@ -207,10 +210,17 @@ def _need(draft: Draft, size: int, devices: int) -> str:
 
 
 def worth_a_restart(draft: Draft) -> None:
-    """A change of the devices must pay for its own restart."""
-    if draft.gpus == draft.before.gpus:
+    """A change of the devices must pay for its own restart; nor is it taken back at once."""
+    change = draft.gpus - draft.before.gpus
+    if not change:
         return
     cost = draft.limits.restart_cost_s
+    last = draft.history.gpus_changed_at
+    if last is not None and change * draft.history.gpus_change < 0:
+        rests = last + REVERSAL * cost - draft.interval.elapsed_s
+        if rests > 0:
+            draft.keep_gpus(f"the last change of them is not taken back for another {rests:.0f} s")
+            return
     left = _time_left(draft)
     if draft.gpus < draft.before.gpus:
         if left is not None and left <= cost:

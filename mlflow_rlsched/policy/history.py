@@ -7,7 +7,7 @@ the last one was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from mlflow_rlsched.policy.action import NO_CHANGE, Action
@@ -75,6 +75,7 @@ class History:
         idle_s: How long the devices have been idle.
         idle_intervals: For how many intervals.
         gpus_changed_at: When the number of devices last changed.
+        gpus_change: Devices more or fewer since then, as it was decided.
         ooms: How often the training ran out of memory.
         oom_batch: Smallest batch, in samples a device, at which it did.
         action: The action in force since the last decision, after the guard.
@@ -116,12 +117,17 @@ class History:
     idle_s: float = 0.0
     idle_intervals: int = 0
     gpus_changed_at: float | None = None
+    gpus_change: int = 0
     ooms: int = 0
     oom_batch: float | None = None
     action: Action = NO_CHANGE
     action_before: Action = NO_CHANGE
     notes: Mapping[str, float] = field(default_factory=dict)
     scales: Scales | None = None
+
+    def interrupted(self) -> History:
+        """The history of a training that stood still: its speed has to be measured anew."""
+        return replace(self, samples_at=None, throughput=None)
 
     def to_json(self) -> dict[str, Any]:
         """The history as JSON values."""

@@ -302,6 +302,7 @@ def decided(
     }
     if setting.gpus != before.gpus:
         known["gpus_changed_at"] = interval.elapsed_s
+        known["gpus_change"] = setting.gpus - before.gpus
     if setting.lr_factor != before.lr_factor:
         known["lr_changed_at"] = history.samples or 0.0
     if setting.lr_factor > before.lr_factor:
@@ -317,4 +318,6 @@ def decided(
         if history.spread_usual and setting.batch_size and before.batch_size:
             ratio = before.batch_size / setting.batch_size
             known["spread_usual"] = history.spread_usual * math.sqrt(ratio)
+    if interval.oom_batch is not None:
+        history = history.interrupted()
     return replace(history, **known)

@@ -71,6 +71,7 @@ class ClusterEnvironment(RunEnvironment):
         self._comes = comes - comes[0]
         self._horizon = float(self._comes[-1] + p.horizon_s.max() + HORIZON * whole)
         self.runs.waiting[:] = True
+        self.runs.in_rounds = True
         self._admit(settings)
         return self._observe(settings)
 

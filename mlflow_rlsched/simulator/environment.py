@@ -170,7 +170,8 @@ class RunEnvironment:
         scale, batch = history.noise_scale, seen.settings.batch
         useful = (scale + bounds.batch_initial) / (scale + batch)
         useful = np.where(np.isfinite(useful), useful, 1.0)
-        measured = np.where(history.samples_at != told_at_before, history.throughput, 0.0)
+        told = np.isfinite(history.samples_at) & (history.samples_at != told_at_before)
+        measured = np.where(told, history.throughput, 0.0)
         speed = np.nan_to_num(measured) * useful / scales["throughput_max"]
         cost = seen.settings.gpus * bounds.price / scales["cost_max"]
         learnt = np.nan_to_num(history.progress) - np.nan_to_num(progress_before)

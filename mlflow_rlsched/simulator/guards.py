@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, GPU_DELTAS
-from mlflow_rlsched.policy.guard import NOISE, NOISE_MARGIN
+from mlflow_rlsched.policy.guard import NOISE, NOISE_MARGIN, REVERSAL
 from mlflow_rlsched.policy.memory import SHARE
 from mlflow_rlsched.simulator.histories import Histories
 from mlflow_rlsched.simulator.measured import Bounds, Measured, Settings
@@ -163,6 +163,9 @@ class _Draft:
         )
         gain = actions.predicted_gain
         saved = np.where(gain > 0, left * gain / (1 + gain), np.where(np.isnan(gain), gain, 0.0))
+        change = self.gpus - self.before.gpus
+        since = elapsed - history.gpus_changed_at
+        self.keep_gpus((change * history.gpus_change < 0) & (since < REVERSAL * bounds.restart_s))
         self.keep_gpus((self.gpus < self.before.gpus) & (left <= bounds.restart_s))
         pays = saved > bounds.restart_s  # false where either is unknown
         self.keep_gpus((self.gpus > self.before.gpus) & ~pays)

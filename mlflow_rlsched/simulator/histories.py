@@ -66,6 +66,7 @@ class Histories:
     idle_s: Floats
     idle_intervals: Floats
     gpus_changed_at: Floats
+    gpus_change: Floats
     oom_batch: Floats
     action: Floats
     action_before: Floats
@@ -264,6 +265,10 @@ class Histories:
         self.action_before, self.action = self.action, action
         moved = after.gpus != before.gpus
         self.gpus_changed_at = np.where(moved, seen.elapsed, self.gpus_changed_at)
+        self.gpus_change = np.where(moved, after.gpus - before.gpus, self.gpus_change)
+        interrupted = np.isfinite(seen.oom_batch)
+        self.samples_at = np.where(interrupted, np.nan, self.samples_at)
+        self.throughput = np.where(interrupted, np.nan, self.throughput)
         setback = (after.lr_factor < before.lr_factor) & self.unrest
         resized = after.batch != before.batch
         anew = (setback | resized)[:, None]

@@ -66,7 +66,11 @@ class Runs:
         elapsed: Running time, seconds.
         ended: Whether a run ended.
         waiting: Whether a run has not begun; none by itself.
+        in_rounds: Whether all have one clock, so that restarts take their time of the intervals;
+            else an interval goes on until a run has trained for its length, as the agent's does.
     """
+
+    in_rounds = False
 
     def __init__(
         self,
@@ -194,8 +198,10 @@ class Runs:
         acknowledged = self._take_over(wanted)
         live = ~self.standing
         length = np.where(live, self.bounds.interval_s, 0.0)
-        dead = np.minimum(self._restart_left, length)
-        active = length - dead
+        dead = np.where(live, self._restart_left, 0.0)
+        if self.in_rounds:
+            dead = np.minimum(dead, length)
+        active = length - dead if self.in_rounds else length
         now = self._applied
         need = p.memory_base + p.memory_sample * now.batch / now.gpus
         ran_out = live & (active > 0) & (need > p.memory_total)
@@ -225,7 +231,7 @@ class Runs:
             duration=dead + active,
             elapsed=self.elapsed.copy(),
             settings=self.settings.copy(),
-            **self._readings(speed, works / np.maximum(length, 1e-9), need),
+            **self._readings(speed, works / np.maximum(dead + active, 1e-9), need),
             pressure=self._pressure.copy(),
             free_gpus=np.minimum(self._free, self.bounds.gpus_max),
             acknowledged=acknowledged,

@@ -234,6 +234,21 @@ def test_after_running_out_of_memory_the_next_attempt_starts_smaller(run: Run) -
     assert setting.lr_scale == pytest.approx(54 / 64)
 
 
+@pytest.mark.parametrize("ending", ["oom", None])
+def test_the_time_between_two_attempts_counts_in_no_speed(run: Run, ending: str | None) -> None:
+    run.say(event="hello", can=CAN)
+    run.train(6)
+    outcome = run.tuning.close("it ended", ending, 64)
+    assert outcome is not None
+    assert outcome.decision.history.samples_at is not None or ending == "oom"
+    run.clock.now += 1000.0
+    run.start(2, outcome.decision.setting)
+    run.say(event="hello", can=CAN)
+    run.train(6)
+    history = run.tuning.decide(0.0).decision.history
+    assert history.throughput == pytest.approx(64.0)
+
+
 @pytest.mark.parametrize("reason", ["oom", "killed"])
 def test_a_batch_that_was_decided_without_a_record_counts_only_after_out_of_memory(
     run: Run, reason: str

@@ -20,6 +20,8 @@ from tests.policy.trained import trained
 from tests.world import ROOT, World, wait_for
 
 ELASTIC = ROOT / "examples" / "elastic"
+VALLEY = Path(__file__).parent / "project"
+STEADY = {"policy": "fixed", "decision_interval_s": 1}
 
 
 def wanting(delta: int) -> Version:
@@ -48,14 +50,17 @@ def test_one_two_one_ranks_and_the_loss_of_an_unbroken_run(world: World) -> None
     world.running(run.run_id, 2, 90)
     wait_for(lambda: any(r["attempt"] == 2 for r in records(world, run.run_id)), 60)
     assert len({lease.share.device for lease in world.store.leases()}) == 2
-    Versions().promote(wanting(-1))
+    Versions().promote(wanting(0))
+    # A policy would have to wait, as it does not take back at once what it did.
+    other = world.submit(VALLEY, params={"steps": 50}, config={**STEADY, "priority": 1})
     world.running(run.run_id, 3, 90)
     wait_for(lambda: any(r["attempt"] == 3 for r in records(world, run.run_id)), 60)
+    assert other.wait()
     run.cancel()
     world.over(run.run_id)
     attempts = world.store.attempts(run.run_id)
     assert [len(a.devices) for a in attempts] == [1, 2, 1]
-    assert [a.reason for a in attempts] == ["resized", "resized", "cancelled"]
+    assert [a.reason for a in attempts] == ["resized", "preempted", "cancelled"]
     assert world.task(run.run_id).retries == 0
     told = records(world, run.run_id)
     numbers = [r["number"] for r in told]
@@ -85,10 +90,6 @@ def unbroken_curve(world: World, epochs: int) -> dict[int, float]:
         timeout=120,
     )
     return curve(client, made.info.run_id)
-
-
-VALLEY = Path(__file__).parent / "project"
-STEADY = {"policy": "fixed", "decision_interval_s": 1}
 
 
 def test_a_run_shrinks_for_one_of_higher_priority(world: World) -> None:

@@ -363,6 +363,20 @@ def test_devices_are_given_back_unless_the_run_is_about_to_end(
     assert guard(proposal(gpu_delta=-1), held, history, LIVE).setting.gpus == gpus
 
 
+@pytest.mark.parametrize("last", [1, -1])
+@pytest.mark.parametrize("delta", [1, -1])
+@pytest.mark.parametrize("elapsed", [399.0, 400.0])
+def test_a_change_of_devices_is_not_taken_back_at_once(
+    last: int, delta: int, elapsed: float
+) -> None:
+    history = History(progress=0.1, gpus_changed_at=100.0, gpus_change=last)  # restarts take 30 s
+    held = interval(setting=Setting(2, 64), elapsed_s=elapsed)
+    outcome = guard(proposal(gain=0.5, gpu_delta=delta), held, history, LIVE)
+    stays = last != delta and elapsed < 400
+    assert outcome.setting.gpus == (2 if stays else 2 + delta)
+    assert any("another 1 s" in veto for veto in outcome.vetoes) == stays
+
+
 # No growth while the loss is not calm
 
 

@@ -129,17 +129,19 @@ def test_a_batch_that_does_not_fit_runs_out_of_memory_and_goes_on_smaller() -> N
     assert (runs.progress > 0).all()
 
 
-def test_a_change_of_devices_costs_its_restart() -> None:
-    ranges = Ranges(gpus_max=(2, 2), restart_s=(30, 30), decisions=(100, 100), length_s=(6e3, 6e3))
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_a_change_of_devices_costs_its_restart(in_rounds: bool) -> None:
+    ranges = Ranges(gpus_max=(2, 2), restart_s=(90, 90), decisions=(100, 100), length_s=(6e3, 6e3))
     runs = Runs(COUNT, effects=replace(NONE, restarts=True), ranges=ranges)
-    other = 3 - runs.settings.gpus
-    wanted = replace(runs.settings.copy(), gpus=other)
-    expected = runs.speed(wanted).progress * 30  # of 60 s
-    runs.advance(wanted)
-    assert runs.progress == pytest.approx(expected)
-    kept = runs.progress + runs.speed(wanted).progress * 60
-    runs.advance(wanted)
-    assert runs.progress == pytest.approx(kept)
+    runs.in_rounds = in_rounds
+    wanted = replace(runs.settings.copy(), gpus=3 - runs.settings.gpus)
+    # Seconds of training and of an interval of 60 s.
+    expected = [(0, 60), (30, 60), (60, 60)] if in_rounds else [(60, 150), (60, 60)]
+    for trained, lasted in expected:
+        known = runs.progress + runs.speed(wanted).progress * trained
+        seen = runs.advance(wanted)
+        assert runs.progress == pytest.approx(known)
+        assert seen.duration == pytest.approx(lasted)
 
 
 def test_a_lost_device_takes_progress_with_it() -> None:
