@@ -35,7 +35,7 @@ from mlflow_rlsched.simulator.run import Runs, Source
 TRAINED_ON = ("cifar10", "imagenet", "ncf")
 """Applications that policies are trained on; yolov3 is there to choose by, the rest to judge by."""
 
-RANGES = Ranges(rigid_gpus=0.3, rigid_batch=0.15, noise_scale=(0.05, 10.0))
+RANGES = Ranges(rigid_gpus=0.3, rigid_batch=0.15)
 """Of the runs: not all of them can change all."""
 
 HEADS = ("gpus", "batch_size")

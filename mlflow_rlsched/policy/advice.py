@@ -20,6 +20,7 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import Advice, Array
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.memory import sparing
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.rate import rate_proposal, with_rate
 from mlflow_rlsched.policy.stability import noise_scale
@@ -188,12 +189,9 @@ class Goodput:
         gain = None
         if action.gpu_delta or action.batch_factor != 1:
             gain = known.gain(action, interval, history, limits, self._per_node)
-        return Proposal(
-            action,
-            f"{_told(advice)}; {rate.reason}",
-            gain,
-            {**rate.notes, **known.notes()},
-        )
+        notes = {**rate.notes, **known.notes()}
+        proposal = Proposal(action, f"{_told(advice)}; {rate.reason}", gain, notes)
+        return sparing(proposal, interval, history, limits)
 
 
 def _told(advice: Advice) -> str:

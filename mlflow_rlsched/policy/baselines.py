@@ -8,7 +8,7 @@ from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.memory import OOM_FACTOR
+from mlflow_rlsched.policy.memory import OOM_FACTOR, sparing
 from mlflow_rlsched.policy.proposal import Policy, Proposal
 from mlflow_rlsched.policy.rate import rate_proposal
 from mlflow_rlsched.policy.state import State
@@ -63,6 +63,7 @@ class Rules:
             or _idle(state, interval, history, limits)
             or rate_proposal(interval, history)
         )
+        proposal = sparing(proposal, interval, history, limits)
         if self._doubt is None:
             return proposal
         reason = f"the rules decide, as {self._doubt}: {proposal.reason}"

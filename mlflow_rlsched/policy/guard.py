@@ -18,7 +18,7 @@ from mlflow_rlsched.policy.draft import Draft
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval, bounded
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.memory import SHARE, bytes_per_sample, memory_limit
+from mlflow_rlsched.policy.memory import OOM_FACTOR, SHARE, bytes_per_sample, memory_limit, worst
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.stability import bad_losses, unrest
 
@@ -132,7 +132,7 @@ def within_memory(draft: Draft) -> None:
         _bound_batch(
             draft,
             running,
-            lambda devices: math.ceil(oom * devices) - 1,
+            lambda devices: math.floor(oom * devices * OOM_FACTOR),
             lambda _, devices: f"memory ran out at {round(oom * devices)}",
         )
     each = _fitting(draft)
@@ -181,7 +181,9 @@ def _fitting(draft: Draft) -> float | None:
     each = _bytes_per_sample(draft)
     if limit is None or each is None:
         return None
-    return draft.history.memory[-1].batch + (SHARE * limit - _peak(draft)) / each
+    peak = _peak(draft)
+    room = min(SHARE * limit - peak, limit - worst(draft.history, peak))
+    return draft.history.memory[-1].batch + room / each
 
 
 def _bytes_per_sample(draft: Draft) -> float | None:
@@ -203,10 +205,8 @@ def _need(draft: Draft, size: int, devices: int) -> str:
     limit = memory_limit(draft.history, draft.limits) or 0.0
     more = size / devices - draft.history.memory[-1].batch
     needed = _peak(draft) + (_bytes_per_sample(draft) or 0.0) * more
-    return (
-        f"{size} would need about {needed / _GIGA:.1f} GB of {limit / _GIGA:.1f} GB,"
-        f" more than {SHARE:.0%}"
-    )
+    why = f"more than {SHARE:.0%}" if needed > SHARE * limit else "and that varies"
+    return f"{size} would need about {needed / _GIGA:.1f} GB of {limit / _GIGA:.1f} GB, {why}"
 
 
 def worth_a_restart(draft: Draft) -> None:

@@ -55,6 +55,8 @@ class History:
         network_max: Largest network rate seen, bytes/s.
         memory: Peaks at the last two batch sizes, the newest last.
         memory_base: Smallest memory seen of a device, bytes.
+        memory_last: Peak of the last interval, bytes.
+        memory_noise: Typical relative difference between the peaks of intervals at the same batch.
         memory_total: Memory of the smallest device at the last reading, bytes.
         memory_fraction: Used part of the fullest device at the last reading.
         memory_slope: Its change a minute.
@@ -97,6 +99,8 @@ class History:
     network_max: float = 0.0
     memory: tuple[Memory, ...] = ()
     memory_base: float | None = None
+    memory_last: float | None = None
+    memory_noise: float | None = None
     memory_total: float | None = None
     memory_fraction: float | None = None
     memory_slope: float | None = None

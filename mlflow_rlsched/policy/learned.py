@@ -23,6 +23,7 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import FACTORS, INPUTS, Array, action_of, chosen, inputs_of
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.policy.memory import sparing
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.rate import rate_proposal, with_rate
 from mlflow_rlsched.policy.state import State
@@ -95,7 +96,8 @@ class Ddpg:
         reason = _told(action, gain)
         if rate is not None:
             reason = f"{reason}; {rate.reason}"
-        return Proposal(action, reason, gain, notes, inputs=seen, noise=noise)
+        proposal = Proposal(action, reason, gain, notes, inputs=seen, noise=noise)
+        return sparing(proposal, interval, history, limits)
 
     def _noise(self, decision: int) -> tuple[float, float]:
         if self._explores is None:

@@ -78,14 +78,17 @@ def _rates(history: History, interval: Interval) -> dict[str, Any]:
     before = history.throughput
     noise = history.throughput_noise
     if before and rate and history.action == NO_CHANGE:
-        difference = abs(rate - before) / max(rate, before)
-        noise = difference if noise is None else noise + SMOOTH * (difference - noise)
+        noise = _averaged(noise, abs(rate - before) / max(rate, before))
     return known | {
         "throughput": rate,
         "throughput_before": before,
         "throughput_best": max(rate, history.throughput_best or 0.0),
         "throughput_noise": noise,
     }
+
+
+def _averaged(average: float | None, value: float) -> float:
+    return value if average is None else average + SMOOTH * (value - average)
 
 
 def _losses(history: History, interval: Interval) -> dict[str, Any]:
@@ -147,6 +150,9 @@ def _memory(history: History, interval: Interval) -> dict[str, Any]:
     reading = Memory(batch / max(1, interval.setting.gpus), peak)
     others = tuple(m for m in history.memory if m.batch != reading.batch)
     same = [m.peak for m in history.memory if m.batch == reading.batch]
+    if history.memory_last and history.memory[-1].batch == reading.batch:
+        known["memory_noise"] = _averaged(history.memory_noise, abs(peak / history.memory_last - 1))
+    known["memory_last"] = peak
     known["memory"] = (*others[-1:], replace(reading, peak=max([peak, *same])))
     known["memory_base"] = min(peak, history.memory_base or peak)
     return known
@@ -219,8 +225,7 @@ def _calm(history: History) -> dict[str, Any]:
     seen = signals(history.losses)
     if seen is None or unrest(history) is not None:
         return {}
-    usual = history.spread_usual
-    usual = seen.spread if usual is None else usual + SMOOTH * (seen.spread - usual)
+    usual = _averaged(history.spread_usual, seen.spread)
     now = level([loss for _, loss in history.losses])
     lowest = [value for value in (now, history.loss_best) if value is not None]
     return {"spread_usual": usual, "loss_best": min(lowest)}

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mlflow_rlsched.policy.action import FACTOR_MIN
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.measuring import observe
+from mlflow_rlsched.policy.proposal import Proposal
 
 SHARE = 0.92
 """Part of a device's memory, or of its cap, that a predicted setting may need."""
 
 OOM_FACTOR = 0.85
 """On the batch size, after the first time out of memory."""
+
+VARIES, SPARED = 2.0, 5.0
+"""How far over the highest peak so far memory has to fit, and how far a smaller batch lets it go
+where it does not; in the usual differences of two peaks."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,26 @@ def memory_limit(history: History, limits: Limits) -> float | None:
     """Bytes that each device of the run has; None when unknown."""
     known = [history.memory_total, limits.memory_cap_bytes]
     return min((value for value in known if value is not None), default=None)
+
+
+def worst(history: History, peak: float, times: float = VARIES) -> float:
+    """What a peak may yet come to at the same batch, as memory varies, bytes."""
+    return peak * (1 + times * (history.memory_noise or 0.0))
+
+
+def sparing(proposal: Proposal, interval: Interval, history: History, limits: Limits) -> Proposal:
+    """The proposal with a batch that will go on fitting, where memory varies and may run out."""
+    limit, each = memory_limit(history, limits), bytes_per_sample(history)
+    if limit is None or each is None or "batch_size" not in interval.can:
+        return proposal
+    now = history.memory[-1]
+    if worst(history, now.peak) <= limit:
+        return proposal
+    over = worst(history, now.peak, SPARED) - limit
+    factor = max(1 - over / each / now.batch, FACTOR_MIN)
+    action = replace(proposal.action, batch_factor=min(proposal.action.batch_factor, factor))
+    reason = f"memory varies by {history.memory_noise:.0%} and may run out: a smaller batch"
+    return replace(proposal, action=action, reason=f"{reason}; {proposal.reason}")
 
 
 def after_oom(

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, GPU_DELTAS
 from mlflow_rlsched.policy.guard import NOISE, NOISE_MARGIN, REVERSAL
-from mlflow_rlsched.policy.memory import SHARE
+from mlflow_rlsched.policy.memory import OOM_FACTOR, SHARE, VARIES
 from mlflow_rlsched.simulator.histories import Histories
 from mlflow_rlsched.simulator.measured import Bounds, Measured, Settings
 from mlflow_rlsched.simulator.models import Floats
@@ -135,10 +135,12 @@ class _Draft:
 
     def within_memory(self, seen: Measured, history: Histories) -> None:
         peak = np.fmax(history.memory_peak, seen.memory_used)
-        room = SHARE * history.memory_total - peak
+        noise = np.nan_to_num(history.memory_noise)
+        total = history.memory_total
+        room = np.minimum(SHARE * total - peak, total - peak * (1 + VARIES * noise))
         each = history.memory_batch + room / _bytes_per_sample(history)
         running = self.before.batch
-        self._bound_batch(lambda gpus: np.ceil(history.oom_batch * gpus) - 1)
+        self._bound_batch(lambda gpus: np.floor(history.oom_batch * gpus * OOM_FACTOR))
         self._bound_batch(
             lambda gpus: np.maximum(np.trunc(each * gpus), running * gpus // self.before.gpus)
         )

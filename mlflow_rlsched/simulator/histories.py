@@ -49,6 +49,8 @@ class Histories:
     memory_batch_before: Floats
     memory_peak_before: Floats
     memory_base: Floats
+    memory_last: Floats
+    memory_noise: Floats
     memory_total: Floats
     memory_fraction: Floats
     memory_slope: Floats
@@ -182,6 +184,9 @@ class Histories:
         batch = seen.settings.batch / seen.settings.gpus
         told = np.isfinite(peak) & seen.acknowledged
         same = told & (batch == self.memory_batch)
+        noise = _averaged(self.memory_noise, np.abs(peak / self.memory_last - 1), measuring.SMOOTH)
+        self.memory_noise = np.where(same, noise, self.memory_noise)
+        self.memory_last = np.where(told, peak, self.memory_last)
         other = told & ~same
         # The batch before last may be running again: then its peak counts too.
         back = other & (batch == self.memory_batch_before)

@@ -212,8 +212,20 @@ def test_a_running_batch_is_not_made_smaller_by_a_prediction() -> None:
 def test_a_batch_stays_below_the_size_at_which_memory_ran_out() -> None:
     burnt = History(oom_batch=70)
     outcome = guard(proposal(batch_factor=1.2), interval(), burnt, LIVE)
-    assert outcome.setting.batch_size == 69
-    assert one(outcome.vetoes) == "the batch becomes 69, not 77: memory ran out at 70"
+    assert outcome.setting.batch_size == 59  # 15 % less
+    assert one(outcome.vetoes) == "the batch becomes 59, not 77: memory ran out at 70"
+
+
+def test_a_batch_grows_only_as_far_as_memory_that_varies_will_fit() -> None:
+    # 15.2 of 20 GB for 64 samples, 0.2 GB each, and 10 % from one interval to the next.
+    varies = History(
+        memory=(Memory(32, 8.8 * GB), Memory(64, 15.2 * GB)),
+        memory_total=20 * GB,
+        memory_noise=0.1,
+    )
+    outcome = guard(proposal(batch_factor=1.2), interval(), varies, LIVE)
+    assert outcome.setting.batch_size == 72  # up to 18.4 GB by the share, and 1.2 x 15.2 of 20 now
+    assert "and that varies" in one(outcome.vetoes)
 
 
 def test_fewer_devices_must_hold_the_batch() -> None:
@@ -254,7 +266,7 @@ def test_devices_stay_where_memory_ran_out_with_more_samples_each() -> None:
     outcome = guard(proposal(gpu_delta=-1), held, burnt, LIVE)
     assert outcome.setting.gpus == 2
     assert one(outcome.vetoes) == ("the number of devices stays at 2: on 1, memory ran out at 120")
-    assert guard(proposal(gpu_delta=-1), held, History(oom_batch=129), LIVE).setting.gpus == 1
+    assert guard(proposal(gpu_delta=-1), held, History(oom_batch=151), LIVE).setting.gpus == 1
 
 
 def test_a_batch_fits_on_the_devices_that_are_left() -> None:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from mlflow_rlsched.policy.action import Action, Setting
 from mlflow_rlsched.policy.history import History, Memory
 from mlflow_rlsched.policy.interval import DeviceUse, Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.measuring import observe
-from mlflow_rlsched.policy.memory import after_oom, bytes_per_sample, memory_limit
-from tests.policy.builders import interval
+from mlflow_rlsched.policy.memory import after_oom, bytes_per_sample, memory_limit, sparing
+from mlflow_rlsched.policy.proposal import Proposal
+from tests.policy.builders import interval, report
 
 GB = 1e9
 
@@ -103,3 +106,43 @@ def test_it_shrinks_to_the_floor_and_then_ends() -> None:
         sizes.append(batch)
         batch, _ = after_oom(batch, len(sizes), None, None, None, 16)
     assert sizes == [64, 54, 45, 38, 32, 27, 22, 18, 16]
+
+
+# 15 of 16 GB for 64 samples, 0.2 GB each.
+FULL = History(
+    memory=(Memory(32, 8.6 * GB), Memory(64, 15 * GB)), memory_total=16 * GB, memory_last=15 * GB
+)
+
+
+@pytest.mark.parametrize(
+    ("noise", "batch"),
+    [
+        (None, 1.0),
+        (0.03, 1.0),  # up to 15.9 GB
+        (0.04, 0.84375),  # up to 16.2 GB: 5 x 4 % over 15 GB are 2 GB too much, 10 samples
+        (0.5, 0.8),  # as far as a step goes
+    ],
+)
+def test_a_batch_is_made_smaller_where_memory_varies_and_may_run_out(
+    noise: float | None, batch: float
+) -> None:
+    asked = Proposal(Action(lr_factor=1.2), "because")
+    found = sparing(asked, interval(), replace(FULL, memory_noise=noise), Limits())
+    assert found.action == Action(batch_factor=pytest.approx(batch), lr_factor=1.2)
+    assert ("memory varies" in found.reason) == (batch < 1)
+    assert found.reason.endswith("because")
+
+
+def test_a_batch_that_cannot_change_is_left_alone() -> None:
+    asked = Proposal(Action(), "because")
+    full = replace(FULL, memory_noise=0.5)
+    assert sparing(asked, interval(can=frozenset()), full, Limits()) == asked
+
+
+def test_memory_varies_by_what_lies_between_intervals_of_the_same_batch() -> None:
+    history = History()
+    for batch, peak in ((64, 10.0), (64, 11.0), (32, 5.0), (64, 12.0), (64, 12.0)):
+        told = interval(setting=Setting(1, batch), reports=[report(memory_bytes=peak * GB)])
+        history = observe(history, told, Limits())
+    assert history.memory_noise == pytest.approx(0.8 * 0.1)
+    assert history.memory[-1].peak == 12 * GB
