@@ -175,7 +175,9 @@ def _why_not(seen: Signals, clear: bool, history: History) -> str | None:
     varies = max(newest) - min(newest) > RESTLESS * (history.spread_usual or math.inf)
     if not clear and varies:
         return "the loss varies more than usual"
-    if history.progress and history.decisions * (1 / history.progress - 1) < TIME_TO_TRY:
+    progress = history.progress or 0.0
+    # Beyond its plan nothing is known of a run's end.
+    if 0 < progress < 1 and history.decisions * (1 / progress - 1) < TIME_TO_TRY:
         return "the run is near its end"
     return None
 

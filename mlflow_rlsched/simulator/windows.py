@@ -90,7 +90,7 @@ def trends(samples: Floats, losses: Floats) -> Trends:
     found = Trends(
         level=now,
         trend=score / np.sqrt(n * (n - 1) * (2 * n + 5) / 18),
-        spread=TO_SIGMA * median(around),
+        spread=TO_SIGMA * median(around) / (1 - 2 / n),
         change=slope * (x[:, -1] - first) / np.maximum(np.abs(now), 1e-12),
     )
     return Trends(*(np.where(enough, values, np.nan) for values in found))
