@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_rlsched.policy.history import Gradient, History
-from mlflow_rlsched.policy.loss import ENOUGH, level, signals
+from mlflow_rlsched.policy.loss import ENOUGH, WINDOW, level, signals
 from mlflow_rlsched.policy.stability import (
     alignment,
     bad_losses,
@@ -28,13 +29,13 @@ def calm(losses: list[float], **known: object) -> History:
 
 
 def test_a_straight_fall_by_hand() -> None:
-    found = signals(points([1.0, 0.9, 0.8, 0.7, 0.6]))
+    found = signals(points([1.3, 1.2, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6]))
     assert found is not None
     assert found.level == pytest.approx(0.8)
     assert found.slope == pytest.approx(-0.001)
     assert found.spread == pytest.approx(0)
-    assert found.change == pytest.approx(-0.4 / 0.8)
-    assert found.trend == pytest.approx(-10 / (5 * 4 * 15 / 18) ** 0.5)
+    assert found.change == pytest.approx(-0.7 / 0.8)
+    assert found.trend == pytest.approx(-28 / (8 * 7 * 21 / 18) ** 0.5)
     assert found.falls
     assert not found.rises
 
@@ -45,7 +46,9 @@ def test_too_few_losses_say_nothing() -> None:
 
 
 def test_samples_that_went_back_are_counted_by_place() -> None:
-    found = signals(((500, 1.0), (600, 0.9), (100, 0.8), (200, 0.7), (300, 0.6)))
+    samples = (500, 600, 100, 200, 300, 400, 500, 600)
+    losses = [1.3, 1.2, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6]
+    found = signals(tuple(zip(samples, losses, strict=True)))
     assert found is not None
     assert found.slope == pytest.approx(-0.1)
 
@@ -84,9 +87,20 @@ def test_a_usual_or_a_tiny_spread_is_no_oscillation(changes: dict[str, float]) -
 
 
 def test_a_climb_is_one() -> None:
-    why = unrest(calm([1.0, 1.2, 1.4, 1.6, 1.8, 2.0], loss_best=0.9))
+    why = unrest(calm([0.9, 0.9, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0], loss_best=0.9))
     assert why == "the loss has climbed from 0.9 to 1.6"
-    assert unrest(calm([0.9, 0.92, 0.94, 0.96, 0.98, 1.0])) is None
+    assert unrest(calm([0.9, 0.9, 0.91, 0.92, 0.94, 0.96, 0.98, 1.0])) is None
+
+
+@pytest.mark.parametrize("count", range(ENOUGH, WINDOW + 1))
+def test_the_spread_of_few_losses_is_not_taken_for_too_small(count: int) -> None:
+    drawn = random.Random(0)
+    found = []
+    for _ in range(1000):
+        seen = signals(points([drawn.gauss(0, 1) for _ in range(count)]))
+        assert seen is not None
+        found.append(seen.spread)
+    assert fmean(found) == pytest.approx(1.0, abs=0.1)
 
 
 def gradients(*cosines: float) -> tuple[Gradient, ...]:
