@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.memory import tree_cap
 from mlflow_rlsched.agent.tuning import resumed_setting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles
-from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED, gpus_held
+from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED, gpus_held, memory_cap
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import lock_dir, request_for
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.store import Attempt, Task
+
+UNUSED_BYTES = 256 * 2**20
+"""Memory that a process may reserve above its cap: stacks of threads, arenas and the like, which
+are mostly never touched (about 100 MB of a training with torch and MLflow)."""
+
+MEMORY_CAP = "RLSCHED_MEMORY_CAP_BYTES"
+"""Variable of an attempt with a cap: most memory of each device that it may use."""
 
 
 def launch(
@@ -83,6 +91,7 @@ def launch(
         container=container,
         agent_argv=agent.argv(),
         agent_dir=str(agent.folder),
+        data_limit_bytes=None if container else _data_limit(config, devices, gpus),
     )
     return executor.launch(run_dir, spec)
 
@@ -111,9 +120,20 @@ def _environment(
         "RLSCHED_CFG_STORE": config.store,
         DEVICE_LIMIT: UNLIMITED if limit is None else ",".join(limit),
     }
+    caps = [memory_cap(config, device) for device in devices] or [memory_cap(config, None)]
+    if known := [cap for cap in caps if cap is not None]:
+        env[MEMORY_CAP] = str(int(min(known)))
     if task.spec.parent_attempt_dir is None:
         env.update(inventory.environment(devices, len(devices)))
     return env
+
+
+def _data_limit(config: RunConfig, devices: Sequence[Device], gpus: int) -> int | None:
+    """Most private memory that each process of a training without accelerators may reserve."""
+    if any(device.kind != "cpu" for device in devices):
+        return None
+    cap = tree_cap(config, gpus)
+    return None if cap is None else int(cap) + UNUSED_BYTES
 
 
 def _takes_directives(run_dir: Path, number: int) -> bool:

@@ -30,7 +30,8 @@ MAX_QUOTED = 300
 
 _MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array",
+    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array"
+    r"|std::bad_alloc|Cannot allocate memory",
     re.MULTILINE,
 )
 _DEVICE = re.compile(
