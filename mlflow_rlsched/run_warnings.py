@@ -1,4 +1,4 @@
-"""``warnings.json`` of a run directory: what a person should know of a run that goes on all the same.
+"""``warnings.json`` of a run directory: what a person should know, although the run goes on.
 
 Only the agent writes it, once for each attempt and subject.
 """

@@ -132,8 +132,8 @@ class Shim:
         child.returncode = 0  # reaped below with all the others, not by Popen
 
     def _prepare_child(self) -> None:
-        # When the shim is killed, the training shall not run on unwatched until the next agent finds
-        # what is left of it.
+        # When the shim is killed, the training shall not run on unwatched until the next agent
+        # finds what is left of it.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         most = self._spec.data_limit_bytes
         if most is not None:

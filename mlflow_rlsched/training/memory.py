@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 CONTEXT_BYTES = 2**30
-"""What a process has of a GPU besides what torch allocates: the context, kernels, buffers of NCCL."""
+"""What a process has of a GPU besides what torch allocates: context, kernels, buffers of NCCL."""
 
 
 def _cuda() -> Any:
@@ -29,8 +29,9 @@ def device_memory() -> dict[str, float]:
 
 
 class MemoryCap:
-    """Has torch refuse what a training would allocate above its cap: an error like any other lack
-    of memory, which comes before anything of the device is missing to a neighbour.
+    """Has torch refuse what a training would allocate above its cap.
+
+    That is an error like any other lack of memory, before a neighbour on the device lacks any.
 
     Args:
         cap: Most memory of each GPU, bytes, or None.

@@ -136,7 +136,7 @@ def test_what_is_left_beside_a_neighbour_keeps_the_part_from_others(
     assert late.drain([("neighbour", 1)], lambda held, why: told.append((held.run_id, why)))
     left = f"device {A} is not empty 0 s after its task: 4.0 GiB that no process explains"
     assert told == [("s", left)]
-    assert late.notes == {} and late.free() == {A: 0}
+    assert late.free() == {A: 0}
     assert [held.run_id for held in store.leases()] == ["neighbour"], "it runs on"
 
 
