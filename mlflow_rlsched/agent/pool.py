@@ -30,6 +30,7 @@ class Pool:
 
     Attributes:
         notes: Why a device that no task of this store holds is not offered, by device id.
+        closed: Ids of devices that were in quarantine at the last look.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Pool:
     ) -> None:
         self.inventory = inventory
         self.notes: dict[str, str] = {}
+        self.closed: set[str] = set()
         self._store = store
         self._host = host
         self._limit = limit
@@ -57,7 +59,9 @@ class Pool:
     def free(self) -> dict[str, int]:
         """Hundredths free by device id; ``notes`` says why others are not offered."""
         leased = _leased(self._store.leases(self._host))
-        closed = {q.device: q for q in self._store.quarantined(self._host)}
+        now = time.time()
+        closed = {q.device: q for q in self._store.quarantined(self._host) if q.until > now}
+        self.closed = set(closed)
         free: dict[str, int] = {}
         self.notes = {}
         for device in self.devices():
@@ -79,7 +83,7 @@ class Pool:
         self, device: Device, mine: int, unlocked: int, closing: Quarantine | None
     ) -> str | None:
         """Why a device is not offered although our tasks leave ``WHOLE - mine`` of it."""
-        if closing is not None and closing.until > time.time():
+        if closing is not None:
             return f"in quarantine: {closing.reason}"
         if unlocked < WHOLE - mine:
             return None if unlocked else "held by a task of another store or user"
