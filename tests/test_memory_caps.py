@@ -72,7 +72,7 @@ def is_unharmed(world: World, run: RlschedSubmittedRun) -> bool:
     """Whether the neighbour ends well in its first attempt once it is let go."""
     assert world.task(run.run_id).state is State.RUNNING
     (world.root / "go").touch()
-    task = world.over(run.run_id)
+    task = world.over(run.run_id, 120)
     return (task.state, task.attempt) == (State.FINISHED, 1)
 
 
@@ -80,7 +80,7 @@ def test_a_process_above_the_cap_runs_out_of_memory_alone(
     world: World, project: Path, neighbour: RlschedSubmittedRun
 ) -> None:
     run = world.submit(project, "one.py", config={"memory_cap_gb": 0.1})
-    task = world.over(run.run_id)
+    task = world.over(run.run_id, 120)
     assert (task.state, task.exit_reason, task.attempt) == (State.FAILED, "oom", 1)
     tags = world.run_of(run.run_id).data.tags
     assert tags["rlsched.exit_reason"] == "oom"
@@ -92,9 +92,11 @@ def test_a_tree_above_the_cap_is_ended_and_goes_on_with_a_smaller_batch(
     world: World, project: Path, neighbour: RlschedSubmittedRun
 ) -> None:
     run = world.submit(project, "tree.py", {"batch-size": 64}, {"memory_cap_gb": 0.22})
-    task = world.over(run.run_id)
+    task = world.over(run.run_id, 180)
     assert (task.state, task.ooms, task.batch_size) == (State.FINISHED, 1, 54)
     first, second = world.store.attempts(run.run_id)
     assert (first.reason, second.reason) == ("oom", "finished")
-    assert first.message.startswith("out of memory at batch size 64: going on with 54")
+    text = "out of memory at batch size 64: going on with 54, 15 % less; its processes used 0."
+    assert first.message.startswith(text)
+    assert first.message.endswith("GB of the host, above its cap of 0.22 GB")
     assert is_unharmed(world, neighbour)

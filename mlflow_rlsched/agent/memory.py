@@ -128,8 +128,8 @@ class MemoryWatch:
         self._above[index] = self._above[index] + 1 if is_above else 0
         if place.cap is not None and self._above[index] >= SAMPLES_ABOVE:
             self.exceeded = (
-                f"out of memory: its processes use {used / _GIGA:.2f} GB of {place.name}, its cap"
-                f" is {place.cap / _GIGA:.2f} GB"
+                f"its processes used {used / _GIGA:.2f} GB of {place.name}, above its cap of"
+                f" {place.cap / _GIGA:.2f} GB"
             )
 
 

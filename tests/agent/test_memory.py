@@ -90,7 +90,7 @@ def test_two_samples_in_a_row_above_the_cap_end_an_attempt() -> None:
     used = [(9 * GB, 8 * GB), (8 * GB, 9 * GB), (None, None), (1 * GB, 1 * GB), (1 * GB, 9 * GB)]
     assert exceeded(watch, (on_devices(*pair) for pair in used)) == [False] * 5
     assert exceeded(watch, [on_devices(GB, 10 * GB)]) == [True]
-    text = "out of memory: its processes use 10.00 GB of device GPU-1, its cap is 8.00 GB"
+    text = "its processes used 10.00 GB of device GPU-1, above its cap of 8.00 GB"
     assert watch.exceeded == text
 
 

@@ -39,7 +39,7 @@ def test_a_run_above_its_part_of_a_device_is_ended_and_its_neighbour_is_not(
     gpus.change(0, memory_used=79 * GIB, pids=[mine, (seen[1]["pid"], caps[1] + GIB)])
     task = gpus.world.over(greedy.run_id)
     assert (task.state, task.exit_reason) == (State.FAILED, "oom")
-    assert f"GB of device {nvml.uuid(0)}, its cap is 42.41 GB" in task.message
+    assert f"GB of device {nvml.uuid(0)}, above its cap of 42.41 GB" in task.message
     gpus.change(0, memory_used=caps[0] - GIB, pids=[mine])
     assert gpus.devices_of(late.run_id) == [nvml.uuid(0)]
     for run in (neighbour, late):

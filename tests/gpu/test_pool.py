@@ -11,7 +11,7 @@ import pytest
 
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.devices.locks import DeviceLocks, LockRequest, lock_dir
-from mlflow_rlsched.store import DeviceShare, Store, open_store
+from mlflow_rlsched.store import DeviceShare, Ending, State, Store, open_store
 from tests.devices.conftest import Box
 from tests.stubs import nvml
 from tests.task_specs import make_spec
@@ -180,6 +180,43 @@ def test_a_device_is_closed_for_longer_each_time_and_forgiven_by_a_success(
     assert pool.free() == {A: 0}
     pool.proved({A})
     assert pool.free() == {A: 100}
+
+
+def test_only_those_of_a_runs_devices_that_are_lost_are_closed(
+    make_pool: MakePool, store: Store, box: Box
+) -> None:
+    pool = make_pool({}, {})
+    devices = pool.devices()
+    box.write({}, {"lost": True})
+    pool.used(devices, Ending(State.QUEUED, "device_fault", "the device failed"))
+    assert [q.device for q in store.quarantined()] == [B]
+    box.write({}, {})
+    pool.used(devices, Ending(State.QUEUED, "device_fault", "the device failed"))
+    assert [q.device for q in store.quarantined()] == [A, B], "any may have been the one"
+    pool.used(devices, Ending(State.FAILED, "user_error", "it exited with code 1"))
+    assert len(store.quarantined()) == 2
+    pool.used(devices, Ending(State.FINISHED, "finished", ""))
+    assert store.quarantined() == []
+
+
+def test_a_device_that_stays_lost_is_tried_again_less_and_less_often(
+    make_pool: MakePool, store: Store, box: Box
+) -> None:
+    pool = make_pool({"lost": False}, quarantine_s=(0.01, 0.01, 1000))
+    box.write({"lost": True})
+
+    def tried(times: int) -> bool:
+        assert pool.free() == {A: 0}
+        return [q.failures for q in store.quarantined()] == [times]
+
+    for times in (1, 2, 3):
+        wait_for(lambda: tried(times))  # noqa: B023
+    (last,) = store.quarantined()
+    assert last.until > time.time() + 900
+    pool.free()
+    assert pool.closed == {A}
+    box.write({})
+    assert pool.free() == {A: 0}, "not before its time"
 
 
 def test_a_stranger_is_named(make_pool: MakePool) -> None:
