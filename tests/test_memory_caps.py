@@ -22,6 +22,8 @@ while not Path(sys.argv[-1]).exists():
     time.sleep(0.05)
 """
 
+CAPPED = {"memory_cap_gb": 0.1, "gpu_fraction": 0.5}
+
 ONE_PROCESS = "bytearray(10**9)\n"
 
 # Each process is far below the cap, and so is what they take together with three quarters of the
@@ -60,10 +62,10 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def neighbour(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> RlschedSubmittedRun:
-    """A run on the other slot, with a cap of its own, that ends when it is let go."""
+    """A run with half a slot and a cap of its own, that ends when it is let go."""
     monkeypatch.setattr(AgentFiles, "argv", quick_agent.argv)
     params = {"go": world.root / "go"}
-    run = world.submit(project, "wait.py", params, {"memory_cap_gb": 0.1})
+    run = world.submit(project, "wait.py", params, CAPPED)
     world.running(run.run_id, seconds=60)
     return run
 
@@ -79,12 +81,14 @@ def is_unharmed(world: World, run: RlschedSubmittedRun) -> bool:
 def test_a_process_above_the_cap_runs_out_of_memory_alone(
     world: World, project: Path, neighbour: RlschedSubmittedRun
 ) -> None:
-    run = world.submit(project, "one.py", config={"memory_cap_gb": 0.1})
+    run = world.submit(project, "one.py", config=CAPPED)
     task = world.over(run.run_id, 120)
     assert (task.state, task.exit_reason, task.attempt) == (State.FAILED, "oom", 1)
     tags = world.run_of(run.run_id).data.tags
     assert tags["rlsched.exit_reason"] == "oom"
     assert "no batch size that could be made smaller" in tags["rlsched.message"]
+    (theirs,) = world.store.attempts(neighbour.run_id)
+    assert world.store.attempts(run.run_id)[0].devices == theirs.devices, "the other half"
     assert is_unharmed(world, neighbour)
 
 

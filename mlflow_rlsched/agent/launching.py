@@ -53,6 +53,7 @@ def launch(
     nested = task.spec.parent_attempt_dir is not None
     gpus = gpus_held(config, nested, inventory.kind, len(attempt.devices))
     env = _environment(task, attempt, config, folder, devices, inventory, gpus)
+    memory = _host_memory(config, devices, gpus)
     container = None
     if task.spec.docker:
         container = f"rlsched-{task.run_id}-{attempt.number}"
@@ -64,7 +65,7 @@ def launch(
     if task.spec.command is not None and not changed:
         argv, cwd = ["bash", "-c", task.spec.command], task.spec.work_dir
     else:
-        plan = _plan(task, folder, changed, container, devices)
+        plan = _plan(task, folder, changed, container, devices, memory)
         protocol.write_json(folder / "launch.json", plan)
         if container is not None:
             _write_env_file(folder / "docker.env", env, plan["gpus"])
@@ -91,7 +92,7 @@ def launch(
         container=container,
         agent_argv=agent.argv(),
         agent_dir=str(agent.folder),
-        data_limit_bytes=None if container else _data_limit(config, devices, gpus),
+        data_limit_bytes=None if memory is None or container else memory + UNUSED_BYTES,
     )
     return executor.launch(run_dir, spec)
 
@@ -128,12 +129,12 @@ def _environment(
     return env
 
 
-def _data_limit(config: RunConfig, devices: Sequence[Device], gpus: int) -> int | None:
-    """Most private memory that each process of a training without accelerators may reserve."""
+def _host_memory(config: RunConfig, devices: Sequence[Device], gpus: int) -> int | None:
+    """Most memory of the host that a training without accelerators may use, bytes."""
     if any(device.kind != "cpu" for device in devices):
         return None
     cap = tree_cap(config, gpus)
-    return None if cap is None else int(cap) + UNUSED_BYTES
+    return None if cap is None else int(cap)
 
 
 def _takes_directives(run_dir: Path, number: int) -> bool:
@@ -143,7 +144,12 @@ def _takes_directives(run_dir: Path, number: int) -> bool:
 
 
 def _plan(
-    task: Task, folder: Path, changed: bool, container: str | None, devices: Sequence[Device]
+    task: Task,
+    folder: Path,
+    changed: bool,
+    container: str | None,
+    devices: Sequence[Device],
+    memory: int | None,
 ) -> dict[str, Any]:
     params = dict(task.spec.params)
     recorded = dict(task.spec.recorded_params)
@@ -162,6 +168,7 @@ def _plan(
         "project_env": dict(task.spec.project_env),
         "docker": container is not None,
         "container": container,
+        "memory": memory if container is not None else None,
         "env_file": str(folder / "docker.env"),
         "run_dir": task.spec.run_dir,
         "gpus": [device.id for device in devices if device.kind != "cpu"],

@@ -120,8 +120,8 @@ def _offer(
     left = WHOLE - sum(lease.share.amount for lease in leases)
     now = time.time()
     if closing_ is not None and closing_.until > now:
-        left = duration(closing_.until - now)
-        return 0, f"in quarantine for {left} after {failures(closing_)}: {closing_.reason}"
+        time_left = duration(closing_.until - now)
+        return 0, f"in quarantine for {time_left} after {failures(closing_)}: {closing_.reason}"
     if reading.lost:
         return 0, "it does not answer"
     try:

@@ -105,6 +105,29 @@ def test_run_time_includes_earlier_attempts(folder: Path, clock: Clock) -> None:
     assert attempt.must_end() == "timeout"
 
 
+def test_an_attempt_above_its_cap_must_end(folder: Path, clock: Clock) -> None:
+    attempt = supervised(folder, memory_cap_gb=1)
+    attempt.take(Sample({}, memory_bytes=2 * 10**9))
+    assert attempt.must_end() is None
+    attempt.take(Sample({}, memory_bytes=2 * 10**9))
+    assert attempt.must_end() == "oom"
+    attempt.take(Sample({}, memory_bytes=2 * 10**9, lost="it does not answer"))
+    assert attempt.must_end() == "device_fault"
+
+
+@pytest.mark.parametrize(("settings", "leaks"), [({}, True), ({"timeout_s": 3000}, False)])
+def test_growth_is_followed_to_the_end_of_the_run(
+    folder: Path, clock: Clock, settings: dict[str, Any], leaks: bool
+) -> None:
+    """4 MB a second fill what the host has, 17 GB, in 4300 s."""
+    attempt = supervised(folder, **settings)
+    warnings = []
+    for second in range(0, 2000, 5):
+        clock.now += 5
+        warnings.append(attempt.take(Sample({}, memory_bytes=4_000_000 * second)))
+    assert any(warnings) == leaks
+
+
 def test_batch_size_is_the_reported_one_if_the_training_can_change_it(folder: Path) -> None:
     attempt = supervised(folder)
     assert attempt.batch_size() == 64

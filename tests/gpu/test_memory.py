@@ -37,7 +37,7 @@ def test_a_run_above_its_part_of_a_device_is_ended_and_its_neighbour_is_not(
     gpus.change(0, memory_used=caps[0] - GIB, pids=[mine])
     gpus.sampled(greedy.run_id)
     gpus.change(0, memory_used=79 * GIB, pids=[mine, (seen[1]["pid"], caps[1] + GIB)])
-    task = gpus.world.over(greedy.run_id)
+    task = gpus.world.over(greedy.run_id, 180)
     assert (task.state, task.exit_reason) == (State.FAILED, "oom")
     assert f"GB of device {nvml.uuid(0)}, above its cap of 42.41 GB" in task.message
     gpus.change(0, memory_used=caps[0] - GIB, pids=[mine])
@@ -53,7 +53,7 @@ def test_what_a_run_leaves_on_its_device_is_said_of_it(gpus: GpuHost) -> None:
     assert gpus.seen(run.run_id)["RLSCHED_MEMORY_CAP_BYTES"] is None
     gpus.change(0, memory_used=8 * GIB)
     assert gpus.let_go(run.run_id).state is State.FINISHED
-    tags = wait_for(lambda: _warned(gpus, run.run_id), 60)
+    tags = wait_for(lambda: _warned(gpus, run.run_id), 180)
     text = f"device {nvml.uuid(0)} is not empty 1 s after its task: used by processes not visible"
     assert tags["rlsched.warning"].startswith(text)
     assert text in gpus.world.rlsched("show", run.run_id).stdout

@@ -298,11 +298,18 @@ class Cuda:
         pass
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    value = Cuda()
+    for name in vars(Cuda):
+        if not name.startswith("__"):
+            monkeypatch.setattr(torch.cuda, name, getattr(value, name))
+    return value
+
+
 def test_a_cap_is_set_on_each_gpu_once_the_training_uses_it(
-    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, clock: Clock, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = Cuda()
-    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setenv("RLSCHED_MEMORY_CAP_BYTES", str(41 * 2**30))
     session = attach(batch_size=64)
     assert cuda.capped == {}, "attach() does not begin to use a GPU"
@@ -317,22 +324,16 @@ def test_a_cap_is_set_on_each_gpu_once_the_training_uses_it(
 
 
 def test_a_small_cap_leaves_half_of_it_to_torch(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = Cuda()
     cuda.is_used = True
-    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setenv("RLSCHED_MEMORY_CAP_BYTES", str(2**30))
     attach()
     assert cuda.capped == {0: 1 / 160}
 
 
-def test_without_a_cap_no_gpu_is_looked_at(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuda = Cuda()
+def test_without_a_cap_no_gpu_is_looked_at(run: RunDirectory, cuda: Cuda) -> None:
     cuda.is_used = True
-    monkeypatch.setattr(torch, "cuda", cuda)
     attach().step()
     assert cuda.capped == {}
 
