@@ -38,11 +38,13 @@ class Place:
         name: For people.
         cap: Most that the run may use there, bytes, or None.
         size: What there is, bytes, or None when unknown.
+        is_own: Whether nobody else uses it, so that all that is used of it is the run's.
     """
 
     name: str
     cap: float | None
     size: float | None
+    is_own: bool = False
 
     @property
     def limit(self) -> float | None:
@@ -67,8 +69,9 @@ def places(
         gpus: How many of its ``gpus`` that is.
         host_memory: Memory of the host, bytes.
     """
+    whole = config.gpu_fraction == 1
     found = [
-        Place(f"device {device.id}", memory_cap(config, device), device.memory_bytes)
+        Place(f"device {device.id}", memory_cap(config, device), device.memory_bytes, whole)
         for device in devices
         if device.kind != "cpu"
     ]
@@ -115,9 +118,12 @@ class MemoryWatch:
         own = (sample.memory_bytes,) if self._on_host else sample.device_bytes
         warning = None
         for index, (place, used) in enumerate(zip(self._places, own, strict=True)):
+            if used is not None:
+                self._keep_to_cap(index, place, used)
+            elif place.is_own:
+                used = sample.readings[index].memory_used_bytes
             if used is None:
                 continue
-            self._keep_to_cap(index, place, used)
             growth = self._growths[index]
             if growth.add(now, used):
                 warning = warning or _leak(place, growth, used, batch_size, left_s)

@@ -14,7 +14,7 @@ from mlflow_rlsched.agent.memory import WINDOW_S, MemoryWatch, Place, places, th
 from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import demand, memory_cap
-from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.devices.interface import Device, Reading
 
 GB = 10**9
 A, B = (Device(f"GPU-{i}", "nvidia", i, "H100", memory_bytes=80 * GB) for i in range(2))
@@ -63,18 +63,19 @@ def test_what_is_reserved_on_a_device_never_exceeds_it(fractions: list[float], s
 
 def test_memory_is_on_the_accelerators_or_else_on_the_host() -> None:
     capped = config(memory_cap_gb=8)
-    found = places(capped, [A, B], 2, 500 * GB)
-    assert [(p.name, p.cap, p.size) for p in found] == [
-        ("device GPU-0", 8 * GB, 80 * GB),
-        ("device GPU-1", 8 * GB, 80 * GB),
+    assert places(capped, [A, B], 2, 500 * GB) == [
+        Place("device GPU-0", 8 * GB, 80 * GB, is_own=True),
+        Place("device GPU-1", 8 * GB, 80 * GB, is_own=True),
     ]
+    shared = config(gpu_fraction=0.5)
+    assert places(shared, [A], 1, GB) == [Place("device GPU-0", 40 * GB, 80 * GB, is_own=False)]
     slots = [SLOT] * 4
     assert places(capped, slots, 2, 500 * GB) == [Place("the host", 16 * GB, 500 * GB)]
     assert places(config(), [], 0, 500 * GB) == [Place("the host", None, 500 * GB)]
 
 
 def on_devices(*used: int | None) -> Sample:
-    return Sample({}, device_bytes=used)
+    return Sample({}, tuple(Reading() for _ in used), device_bytes=used)
 
 
 def exceeded(watch: MemoryWatch, samples: Iterable[Sample]) -> list[bool]:
@@ -135,6 +136,18 @@ def test_memory_that_will_be_full_before_the_end_is_a_leak() -> None:
     assert text.startswith("memory of device GPU-0 grows by ")
     assert "at an unchanged batch size of 64" in text
     assert "GB of 80.00 GB are used" in text
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_processes_that_cannot_be_told_apart_count_on_a_device_of_ones_own(is_own: bool) -> None:
+    watch = MemoryWatch([Place("device GPU-0", 9 * GB, 80 * GB, is_own)])
+    found = []
+    for now in range(0, int(2 * WINDOW_S), 5):
+        reading = Reading(memory_used_bytes=int(growing(now)))
+        sample = Sample({}, (reading,), device_bytes=(None,))
+        found.append(watch.observe(sample, 64, math.inf, float(now)))
+    assert any(found) == is_own
+    assert watch.exceeded is None, "it may be a stranger's"
 
 
 def test_a_run_that_ends_before_its_memory_is_full_has_no_leak() -> None:
