@@ -378,8 +378,8 @@ class Agent:
         for supervised in self._running.values():
             shim = self._executor.shim(supervised.folder)
             pid = shim.pid if shim is not None else None
-            devices, capped = tuple(supervised.devices), supervised.memory.caps_host
-            targets.append(Target(supervised.run_id, pid, devices, capped))
+            devices, cap = tuple(supervised.devices), supervised.memory.host_cap
+            targets.append(Target(supervised.run_id, pid, devices, cap))
         sampled = self._sampler.sample(targets)
         # Counted before they are told: whatever dies in between, no step is used twice.
         counts = {s.run_id: s.samples + 1 for s in self._running.values()}

@@ -85,13 +85,13 @@ class MemoryWatch:
         places: Where its memory is.
 
     Attributes:
-        caps_host: Whether what its processes use of the host has a cap.
+        host_cap: Most memory of the host that its processes may use, bytes, or None.
         exceeded: How it went above its cap, as one sentence; None while it keeps within it.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._on_host = places[0].name == HOST
-        self.caps_host = self._on_host and places[0].cap is not None
+        self.host_cap = places[0].cap if self._on_host else None
         self.exceeded: str | None = None
         self._places = places
         self._above = [0] * len(places)

@@ -20,7 +20,7 @@ from mlflow_rlsched.devices.interface import Device, Inventory, Reading
 CPU_METRIC = "system/cpu_utilization_percentage"
 
 _MEGA = 1e6
-_PROPORTIONAL = re.compile(r"^(?:Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB", re.MULTILINE)
+_PROPORTIONAL = re.compile(r"^(?:Pss_Anon|Pss_Shmem): +(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Target:
         run_id: The run.
         root_pid: Its shim, or None.
         devices: What it holds.
-        is_capped: Whether the memory of its tree has a cap and so is measured to the page, which
-            takes a look at all pages of the tree.
+        cap: Most memory of its tree, bytes, or None. More than that is measured to the page, which
+            takes about 20 ms for a GB.
     """
 
     run_id: str
     root_pid: int | None
     devices: tuple[Device, ...]
-    is_capped: bool = False
+    cap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Sample:
         readings: One for each of its devices, in their order.
         cores: CPU cores that its process tree kept busy since the last sample.
         memory_bytes: Memory of the tree that is no copy of a file, which the kernel could drop; of
-            one with a cap without counting twice what its processes share.
+            one that seems to be above its cap without counting twice what its processes share.
         device_bytes: Memory of the tree on each of its devices.
         network_bytes: Traffic of the host since the sampler started, both ways.
         lost: Why a device counts as lost, or None.
@@ -95,7 +95,7 @@ class Sampler:
         for target in targets:
             readings = tuple(self._inventory.read(device) for device in target.devices)
             tree = [] if target.root_pid is None else trees.get(target.root_pid, [])
-            cores, resident, memory = self._tree(tree, before, elapsed, target.is_capped)
+            cores, resident, memory = self._tree(tree, before, elapsed, target.cap)
             metrics = {
                 "system/network_receive_megabytes": received / _MEGA,
                 "system/network_transmit_megabytes": sent / _MEGA,
@@ -125,7 +125,7 @@ class Sampler:
         tree: list[psutil.Process],
         before: Mapping[tuple[int, float], float],
         elapsed: float,
-        is_capped: bool,
+        cap: float | None,
     ) -> tuple[float | None, int | None, int | None]:
         """Busy cores, resident bytes and bytes that no file backs of a tree."""
         used = 0.0
@@ -137,29 +137,30 @@ class Sampler:
                     key = (process.pid, process.create_time())
                     times = process.cpu_times()
                     sizes = process.memory_info()
-                    exact = _proportional(process.pid) if is_capped else None
                     resident += sizes.rss
-                    memory += sizes.rss - sizes.shared if exact is None else exact
+                    memory += sizes.rss - sizes.shared
             except psutil.Error:
                 continue
             seconds = times.user + times.system
             used += seconds - before.get(key, seconds)
             known |= key in before
             self._cpu_seconds[key] = seconds
+        if cap is not None and resident > cap:
+            memory = sum(_proportional(process.pid) for process in tree)
         # Use is a difference, so the first sample of a tree has none; of one that has just ended
         # zeros would be the last that is seen.
         return (used / elapsed if known and resident else None), resident or None, memory or None
 
 
-def _proportional(pid: int) -> int | None:
-    """Anonymous and shared memory of a process, swapped out or not, bytes; None if it is hidden.
+def _proportional(pid: int) -> int:
+    """Anonymous and shared memory of a process, bytes; 0 of one that ended or is another user's.
 
     What it shares with others counts in part (``proc_pid_smaps(5)``: proportional set size).
     """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return None
+        return 0
     return 1024 * sum(map(int, _PROPORTIONAL.findall(text)))
 
 
