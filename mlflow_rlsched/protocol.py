@@ -5,6 +5,7 @@ Layout of ``$RLSCHED_HOME/runs/<run_id>/``::
     environment.json          the submitter's environment, mode 0600 (secrets live only here)
     checkpoints/              written by the training through ``session.save``
     decisions.jsonl           the authoritative record of decisions
+    warnings.json             what a person should know of a run that goes on all the same
     project/                  the checkout, when the project came from git or a zip file
     attempts/<n>/
         attempt.json          what the shim shall run (written by the agent)
@@ -322,6 +323,7 @@ class AttemptSpec:
         container: Name of the Docker container to remove at the end, or None.
         agent_argv: Command that starts an agent for the store.
         agent_dir: Folder with the agent's lock (see ``daemon``).
+        data_limit_bytes: Most private memory that each of its processes may reserve, or None.
     """
 
     run_id: str
@@ -336,6 +338,7 @@ class AttemptSpec:
     container: str | None
     agent_argv: list[str]
     agent_dir: str
+    data_limit_bytes: int | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``attempt.json`` into the attempt's ``folder``."""

@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_rlsched import protocol
+from mlflow_rlsched.agent.memory import tree_cap
 from mlflow_rlsched.agent.tuning import resumed_setting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles
-from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED, gpus_held
+from mlflow_rlsched.devices.demand import DEVICE_LIMIT, UNLIMITED, gpus_held, memory_cap
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import lock_dir, request_for
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.store import Attempt, Task
+
+UNUSED_BYTES = 256 * 2**20
+"""Memory that a process may reserve above its cap: stacks of threads, arenas and the like, which
+are mostly never touched (about 100 MB of a training with torch and MLflow)."""
+
+MEMORY_CAP = "RLSCHED_MEMORY_CAP_BYTES"
+"""Variable of an attempt with a cap: most memory of each device that it may use."""
 
 
 def launch(
@@ -45,6 +53,7 @@ def launch(
     nested = task.spec.parent_attempt_dir is not None
     gpus = gpus_held(config, nested, inventory.kind, len(attempt.devices))
     env = _environment(task, attempt, config, folder, devices, inventory, gpus)
+    memory = _host_memory(config, devices, gpus)
     container = None
     if task.spec.docker:
         container = f"rlsched-{task.run_id}-{attempt.number}"
@@ -56,7 +65,7 @@ def launch(
     if task.spec.command is not None and not changed:
         argv, cwd = ["bash", "-c", task.spec.command], task.spec.work_dir
     else:
-        plan = _plan(task, folder, changed, container, devices)
+        plan = _plan(task, folder, changed, container, devices, memory)
         protocol.write_json(folder / "launch.json", plan)
         if container is not None:
             _write_env_file(folder / "docker.env", env, plan["gpus"])
@@ -83,6 +92,7 @@ def launch(
         container=container,
         agent_argv=agent.argv(),
         agent_dir=str(agent.folder),
+        data_limit_bytes=None if memory is None or container else memory + UNUSED_BYTES,
     )
     return executor.launch(run_dir, spec)
 
@@ -111,9 +121,20 @@ def _environment(
         "RLSCHED_CFG_STORE": config.store,
         DEVICE_LIMIT: UNLIMITED if limit is None else ",".join(limit),
     }
+    caps = [memory_cap(config, device) for device in devices] or [memory_cap(config, None)]
+    if known := [cap for cap in caps if cap is not None]:
+        env[MEMORY_CAP] = str(int(min(known)))
     if task.spec.parent_attempt_dir is None:
         env.update(inventory.environment(devices, len(devices)))
     return env
+
+
+def _host_memory(config: RunConfig, devices: Sequence[Device], gpus: int) -> int | None:
+    """Most memory of the host that a training without accelerators may use, bytes."""
+    if any(device.kind != "cpu" for device in devices):
+        return None
+    cap = tree_cap(config, gpus)
+    return None if cap is None else int(cap)
 
 
 def _takes_directives(run_dir: Path, number: int) -> bool:
@@ -123,7 +144,12 @@ def _takes_directives(run_dir: Path, number: int) -> bool:
 
 
 def _plan(
-    task: Task, folder: Path, changed: bool, container: str | None, devices: Sequence[Device]
+    task: Task,
+    folder: Path,
+    changed: bool,
+    container: str | None,
+    devices: Sequence[Device],
+    memory: int | None,
 ) -> dict[str, Any]:
     params = dict(task.spec.params)
     recorded = dict(task.spec.recorded_params)
@@ -142,6 +168,7 @@ def _plan(
         "project_env": dict(task.spec.project_env),
         "docker": container is not None,
         "container": container,
+        "memory": memory if container is not None else None,
         "env_file": str(folder / "docker.env"),
         "run_dir": task.spec.run_dir,
         "gpus": [device.id for device in devices if device.kind != "cpu"],

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from mlflow_rlsched import __version__, protocol
+from mlflow_rlsched import __version__, protocol, run_warnings
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
@@ -32,7 +32,7 @@ from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import AgentRecord, Attempt, Ending, State, Task, open_store
+from mlflow_rlsched.store import AgentRecord, Attempt, Ending, Lease, State, Task, open_store
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -110,7 +110,20 @@ class Agent:
     def _drain(self) -> None:
         """End the leases of attempts that are over, once their devices are empty."""
         running = self._store.tasks([State.RUNNING], self._host)
-        self._drained = self._pool.drain({(task.run_id, task.attempt) for task in running})
+        attempts = {(task.run_id, task.attempt) for task in running}
+        self._drained = self._pool.drain(attempts, self._warn_of_remains)
+
+    def _warn_of_remains(self, lease: Lease, text: str) -> None:
+        task = self._store.get(lease.run_id)
+        if task is not None:
+            self._warn(task, lease.attempt, lease.share.device, text)
+
+    def _warn(self, task: Task, attempt: int, about: str, text: str) -> None:
+        """Tell people something of a run that goes on, or is over, all the same."""
+        with _contained(task.run_id):
+            if run_warnings.add(Path(task.spec.run_dir), attempt, about, text):
+                _logger.warning("run %s, attempt %d: %s", task.run_id, attempt, text)
+                self._teller.warning(task, text)
 
     def pause_s(self, longest: float) -> float:
         """Seconds until the next tick has something to do, at most ``longest``."""
@@ -204,13 +217,9 @@ class Agent:
         if ending is not None:
             self._finish(supervised, ending)
             return True
-        reason = supervised.overdue()
+        reason = supervised.must_end()
         if supervised.run_id in self._tracker.gone:
             reason = "run_deleted"
-        elif supervised.device_lost is not None:
-            reason = "device_fault"
-        elif supervised.tuning.leaves_s() > supervised.config.grace_s:
-            reason = supervised.tuning.leaves
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
@@ -233,8 +242,12 @@ class Agent:
         supervised.unkept.clear()
 
     def _stop(self, supervised: Supervised, reason: str) -> None:
-        if supervised.stopping is None:
-            self._executor.stop(supervised.folder, reason, supervised.config.grace_s)
+        """End an attempt; one that takes more memory than is its own, with no grace for more."""
+        grace_s, message = supervised.config.grace_s, ""
+        if reason == "oom":
+            grace_s, message = 0.0, supervised.memory.exceeded or ""
+        if supervised.stopping is None or (reason == "oom" and supervised.stopping != "oom"):
+            self._executor.stop(supervised.folder, reason, grace_s, message)
             supervised.stopping = reason
 
     def _preempt(self, supervised: Supervised) -> None:
@@ -365,16 +378,17 @@ class Agent:
         for supervised in self._running.values():
             shim = self._executor.shim(supervised.folder)
             pid = shim.pid if shim is not None else None
-            targets.append(Target(supervised.run_id, pid, tuple(supervised.devices)))
+            devices, cap = tuple(supervised.devices), supervised.memory.host_cap
+            targets.append(Target(supervised.run_id, pid, devices, cap))
         sampled = self._sampler.sample(targets)
         # Counted before they are told: whatever dies in between, no step is used twice.
         counts = {s.run_id: s.samples + 1 for s in self._running.values()}
         self._store.heartbeat(self._host, counts, time.time())
         for run_id, sample in sampled.items():
             supervised = self._running[run_id]
-            supervised.tuning.sample(sample)
-            supervised.show_life(sample.metrics)
-            supervised.device_lost = sample.lost
+            warning = supervised.take(sample)
+            if warning is not None:
+                self._warn(supervised.task, supervised.number, *warning)
             self._teller.sample(supervised.task, sample.metrics, supervised.samples)
             supervised.samples += 1
 

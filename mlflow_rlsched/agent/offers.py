@@ -51,6 +51,7 @@ class Offers:
             [s.holding(shares[s.run_id]) for s in running],
             held.keys(),
             waiting.is_late,
+            self._pool.closed,
         )
         return Ranking(ready, waiting.waited_s, amounts), scene
 

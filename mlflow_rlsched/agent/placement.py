@@ -40,6 +40,7 @@ class Scene:
         draining: Run ids of tasks whose last attempt's devices are not empty yet.
         is_late: Whether a task waits longer than it was first promised, given what it is promised
             now in seconds: then nobody passes it any more.
+        closed: Ids of devices that are in quarantine: who needs one of them holds back nobody.
     """
 
     configs: Callable[[Task], RunConfig]
@@ -49,6 +50,7 @@ class Scene:
     holdings: Sequence[Holding] = ()
     draining: Collection[str] = ()
     is_late: Callable[[Task, float], bool] = lambda task, in_s: False
+    closed: Collection[str] = ()
 
     def wants(self, task: Task) -> Demand:
         """What a task asks for."""
@@ -105,8 +107,13 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
     return Plan(grants, waiting, replace(scene, free=left))
 
 
-def _promised(task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]) -> Reservation:
-    suited = [d.id for d in scene.offered(task) if suits(d, scene.configs(task))]
+def _promised(
+    task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]
+) -> Reservation | None:
+    config, offered = scene.configs(task), scene.offered(task)
+    suited = [d.id for d in offered if suits(d, config) and d.id not in scene.closed]
+    if len(suited) < wants.least:
+        return None
     found = earliest(wants, suited, left, scene.holdings)
     return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
 

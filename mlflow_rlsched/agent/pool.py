@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.devices.locks import WHOLE, LockError, free_amount, lock_dir
@@ -30,6 +30,7 @@ class Pool:
 
     Attributes:
         notes: Why a device that no task of this store holds is not offered, by device id.
+        closed: Ids of devices that were in quarantine at the last look.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Pool:
     ) -> None:
         self.inventory = inventory
         self.notes: dict[str, str] = {}
+        self.closed: set[str] = set()
         self._store = store
         self._host = host
         self._limit = limit
@@ -57,7 +59,9 @@ class Pool:
     def free(self) -> dict[str, int]:
         """Hundredths free by device id; ``notes`` says why others are not offered."""
         leased = _leased(self._store.leases(self._host))
-        closed = {q.device: q for q in self._store.quarantined(self._host)}
+        now = time.time()
+        closed = {q.device: q for q in self._store.quarantined(self._host) if q.until > now}
+        self.closed = set(closed)
         free: dict[str, int] = {}
         self.notes = {}
         for device in self.devices():
@@ -79,7 +83,7 @@ class Pool:
         self, device: Device, mine: int, unlocked: int, closing: Quarantine | None
     ) -> str | None:
         """Why a device is not offered although our tasks leave ``WHOLE - mine`` of it."""
-        if closing is not None and closing.until > time.time():
+        if closing is not None:
             return f"in quarantine: {closing.reason}"
         if unlocked < WHOLE - mine:
             return None if unlocked else "held by a task of another store or user"
@@ -96,11 +100,16 @@ class Pool:
         """Whether a device of an attempt that is over was not empty at the last look."""
         return bool(self._drains)
 
-    def drain(self, running: Collection[tuple[str, int]]) -> bool:
+    def drain(
+        self,
+        running: Collection[tuple[str, int]],
+        warn: Callable[[Lease, str], None] = lambda lease, text: None,
+    ) -> bool:
         """End the leases of attempts that are over, once their devices are empty.
 
         Args:
             running: Run id and attempt of what runs.
+            warn: Told of a lease whose device did not become empty in time, and how that shows.
 
         Returns:
             Whether a lease ended.
@@ -116,22 +125,25 @@ class Pool:
             deadline = self._drains.setdefault(key, time.monotonic() + self._drain_s)
             device = by_id.get(lease.share.device)
             why = None
-            # What a neighbour on the same device uses cannot be told from a remainder.
-            if (
-                device is not None
-                and shared[device.id] == lease.share.amount
-                and not _locked(device)
-            ):
-                why = self.inventory.occupied(device, self.inventory.read(device))
+            if device is not None:
+                why = self._remains(device, shared[device.id] == lease.share.amount)
             if why is not None and time.monotonic() < deadline:
                 continue
             if why is not None:
-                after = f"{self._drain_s:g} s after its task"
-                self.fault(lease.share.device, f"not empty {after}: {why}")
+                text = f"not empty {self._drain_s:g} s after its task: {why}"
+                self.fault(lease.share.device, text)
+                warn(lease, f"device {lease.share.device} is {text}")
             self._store.release(lease.run_id, lease.attempt, [lease.share.device])
             del self._drains[key]
             ended = True
         return ended
+
+    def _remains(self, device: Device, is_last: bool) -> str | None:
+        """How it shows that something of an attempt which is over is left on a device, or None."""
+        reading = self.inventory.read(device)
+        if is_last and not _locked(device):
+            return self.inventory.occupied(device, reading)
+        return self.inventory.unexplained(device, reading)  # neighbours use the rest
 
     def used(self, devices: Sequence[Device], ending: Ending) -> None:
         """Take from the end of an attempt what it says of its devices."""

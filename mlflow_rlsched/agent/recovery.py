@@ -30,7 +30,8 @@ MAX_QUOTED = 300
 
 _MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array",
+    r"|DefaultCPUAllocator: can't allocate memory|^MemoryError|Unable to allocate .* for an array"
+    r"|std::bad_alloc|Cannot allocate memory",
     re.MULTILINE,
 )
 _DEVICE = re.compile(
@@ -133,6 +134,7 @@ def _asked(reason: str) -> str:
         "lost_heartbeat": "no report, and no use of CPU or GPU, for the heartbeat time",
         "timeout": "it ran longer than timeout_s",
         "cancelled": "cancelled",
+        "oom": "it used more memory than its cap",
         "parent_ended": "the run that it was nested in has ended",
         "run_deleted": "the MLflow run was deleted",
         PREEMPTED: "its devices were needed by another task",
@@ -210,5 +212,7 @@ def _after_oom(task: Task, config: RunConfig, evidence: Evidence, message: str) 
         return Ending(State.FAILED, "oom", text, code, oom=True)
     floor = max(1, config.batch_size.min or 1)
     size, text = after_oom(batch, task.ooms + 1, need.sample, need.base, need.limit, floor)
+    if evidence.exit.reason == "oom":
+        text = f"{text}; {message}"
     state = State.FAILED if size is None else State.QUEUED
     return Ending(state, "oom", text, code, oom=True, batch_size=size)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.forecast import Holding, left_of
+from mlflow_rlsched.agent.memory import MemoryWatch, places
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.recovery import Evidence
-from mlflow_rlsched.agent.telemetry import CPU_METRIC
+from mlflow_rlsched.agent.telemetry import CPU_METRIC, Sample
 from mlflow_rlsched.agent.tuning import Outcome, Tuning
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
@@ -38,6 +39,7 @@ class Supervised:
 
     Attributes:
         unkept: Transitions that the store may not have.
+        memory: Whether it keeps within its memory.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Supervised:
         self.samples = task.samples
         self.tuning = Tuning(folder, task.attempt, config, devices, gpus, memory_total, policies)
         self.unkept = self.tuning.transitions()
+        self.memory = MemoryWatch(places(config, devices, gpus, memory_total))
         self.nonfinite = 0
         self._logged: dict[str, float] = {}
         self.stopping: str | None = None
@@ -128,7 +131,15 @@ class Supervised:
         text = f"{said}: {ending.message}" if ending.message else said
         return self.tuning.close(text, kind, ending.batch_size)
 
-    def show_life(self, metrics: Mapping[str, float]) -> None:
+    def take(self, sample: Sample) -> tuple[str, str] | None:
+        """Take in a sample of its devices and processes; returns what ``MemoryWatch`` warns of."""
+        self.tuning.sample(sample)
+        self._show_life(sample.metrics)
+        self.device_lost = sample.lost
+        left_s, _ = self._left()
+        return self.memory.observe(sample, self.batch_size(), left_s, time.monotonic())
+
+    def _show_life(self, metrics: Mapping[str, float]) -> None:
         """Take the use of CPU or GPU (percent) in a device sample as a sign of life."""
         # The CPU figure is a share of the whole host: one core of many is life too.
         cores = os.cpu_count() or 1
@@ -142,12 +153,21 @@ class Supervised:
 
     def holding(self, shares: Sequence[DeviceShare]) -> Holding:
         """What it holds, and how long it is expected to."""
-        timeout = None if self._deadline is None else self._deadline - time.monotonic()
-        return Holding(self.run_id, shares, *left_of(self.tuning.record, timeout, time.time()))
+        return Holding(self.run_id, shares, *self._left())
 
-    def overdue(self) -> str | None:
-        """``timeout`` or ``lost_heartbeat`` when the attempt has to be ended, else None."""
+    def _left(self) -> tuple[float, str]:
+        timeout = None if self._deadline is None else self._deadline - time.monotonic()
+        return left_of(self.tuning.record, timeout, time.time())
+
+    def must_end(self) -> str | None:
+        """Why the attempt has to be ended now, as the class of its ending, or None."""
         now = time.monotonic()
+        if self.device_lost is not None:
+            return "device_fault"
+        if self.memory.exceeded is not None:
+            return "oom"
+        if self.tuning.leaves_s() > self.config.grace_s:
+            return self.tuning.leaves
         if self._deadline is not None and now > self._deadline:
             return "timeout"
         # Only a training that speaks with us can be missed.

@@ -7,9 +7,11 @@ not by process, so those two figures are the host's, since the sampler started.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -18,15 +20,25 @@ from mlflow_rlsched.devices.interface import Device, Inventory, Reading
 CPU_METRIC = "system/cpu_utilization_percentage"
 
 _MEGA = 1e6
+_PROPORTIONAL = re.compile(r"^(?:Pss_Anon|Pss_Shmem): +(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What to sample: a run's process tree and its devices."""
+    """What to sample: a run's process tree and its devices.
+
+    Attributes:
+        run_id: The run.
+        root_pid: Its shim, or None.
+        devices: What it holds.
+        cap: Most memory of its tree, bytes, or None. More than that is measured to the page, which
+            takes about 20 ms for a GB.
+    """
 
     run_id: str
     root_pid: int | None
     devices: tuple[Device, ...]
+    cap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,9 @@ class Sample:
         metrics: Values by their name in MLflow.
         readings: One for each of its devices, in their order.
         cores: CPU cores that its process tree kept busy since the last sample.
-        memory_bytes: Resident memory of the tree.
+        memory_bytes: Memory of the tree that is no copy of a file, which the kernel could drop; of
+            one that seems to be above its cap without counting twice what its processes share.
+        device_bytes: Memory of the tree on each of its devices.
         network_bytes: Traffic of the host since the sampler started, both ways.
         lost: Why a device counts as lost, or None.
     """
@@ -47,6 +61,7 @@ class Sample:
     cores: float | None = None
     memory_bytes: int | None = None
     network_bytes: int | None = None
+    device_bytes: tuple[int | None, ...] = ()
     lost: str | None = None
 
 
@@ -80,7 +95,7 @@ class Sampler:
         for target in targets:
             readings = tuple(self._inventory.read(device) for device in target.devices)
             tree = [] if target.root_pid is None else trees.get(target.root_pid, [])
-            cores, memory = self._tree(tree, before, elapsed)
+            cores, resident, memory = self._tree(tree, before, elapsed, target.cap)
             metrics = {
                 "system/network_receive_megabytes": received / _MEGA,
                 "system/network_transmit_megabytes": sent / _MEGA,
@@ -89,9 +104,10 @@ class Sampler:
                 metrics |= device_metrics(device, reading)
             if cores is not None:
                 metrics[CPU_METRIC] = min(100.0, 100 * cores / self._cores)
-            if memory is not None:
-                metrics["system/system_memory_usage_megabytes"] = memory / _MEGA
-                metrics["system/system_memory_usage_percentage"] = 100 * memory / self.memory_total
+            if resident is not None:
+                share = resident / self.memory_total
+                metrics["system/system_memory_usage_megabytes"] = resident / _MEGA
+                metrics["system/system_memory_usage_percentage"] = 100 * share
             lost = [d.id for d, r in zip(target.devices, readings, strict=True) if r.lost]
             samples[target.run_id] = Sample(
                 metrics,
@@ -99,6 +115,7 @@ class Sampler:
                 cores,
                 memory,
                 received + sent,
+                tuple(_device_memory(tree, reading) for reading in readings),
                 f"device {lost[-1]} does not answer any more" if lost else None,
             )
         return samples
@@ -108,26 +125,55 @@ class Sampler:
         tree: list[psutil.Process],
         before: Mapping[tuple[int, float], float],
         elapsed: float,
-    ) -> tuple[float | None, int | None]:
-        """Busy cores and resident bytes of a tree."""
+        cap: float | None,
+    ) -> tuple[float | None, int | None, int | None]:
+        """Busy cores, resident bytes and bytes that no file backs of a tree."""
         used = 0.0
-        memory = 0
+        resident = memory = 0
         known = False
         for process in tree:
             try:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
                     times = process.cpu_times()
-                    memory += process.memory_info().rss
+                    sizes = process.memory_info()
+                    resident += sizes.rss
+                    memory += sizes.rss - sizes.shared
             except psutil.Error:
                 continue
             seconds = times.user + times.system
             used += seconds - before.get(key, seconds)
             known |= key in before
             self._cpu_seconds[key] = seconds
+        if cap is not None and resident > cap:
+            memory = sum(_proportional(process.pid) for process in tree)
         # Use is a difference, so the first sample of a tree has none; of one that has just ended
         # zeros would be the last that is seen.
-        return (used / elapsed if known and memory else None), memory or None
+        return (used / elapsed if known and resident else None), resident or None, memory or None
+
+
+def _proportional(pid: int) -> int:
+    """Anonymous and shared memory of a process, bytes; 0 of one that ended or is another user's.
+
+    What it shares with others counts in part (``proc_pid_smaps(5)``: proportional set size).
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return 1024 * sum(map(int, _PROPORTIONAL.findall(text)))
+
+
+def _device_memory(tree: Iterable[psutil.Process], reading: Reading) -> int | None:
+    """Bytes that the processes of a tree use of a device.
+
+    None where none of them is known to use it: in a container the driver names processes of the
+    host by numbers that mean nothing here.
+    """
+    processes = reading.processes or {}
+    sizes = [processes[process.pid] for process in tree if process.pid in processes]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 def _trees(roots: Iterable[int]) -> dict[int, list[psutil.Process]]:

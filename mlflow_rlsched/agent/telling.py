@@ -74,6 +74,10 @@ class Teller:
         if outcome.changed or outcome.first:
             self._tracker.put(task.run_id, "tags", tags)
 
+    def warning(self, task: Task, text: str) -> None:
+        """Something that a person should know of a run."""
+        self._tracker.put(task.run_id, "tags", {"rlsched.warning": text[:5000]})
+
     def files(self, run_id: str) -> None:
         """The files of a run have changed."""
         self._tracker.put(run_id, "artifacts", {})

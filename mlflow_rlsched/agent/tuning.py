@@ -208,7 +208,9 @@ class Tuning:
             duration_s=duration,
             elapsed_s=self._trained_s + duration,
             setting=self.setting,
-            devices=uses(self._devices, self._samples, self._memory_total),
+            devices=uses(
+                self._config, self._devices, self._gpus, self._samples, self._memory_total
+            ),
             network_rate=(network[-1] - network[0]) / duration if len(network) > 1 else None,
             host_cpu=min(1.0, fmean(cores) / slots) if cores else None,
             reports=self._reports,

@@ -120,7 +120,8 @@ def _offer(
     left = WHOLE - sum(lease.share.amount for lease in leases)
     now = time.time()
     if closing_ is not None and closing_.until > now:
-        return 0, f"in quarantine for {duration(closing_.until - now)}: {closing_.reason}"
+        time_left = duration(closing_.until - now)
+        return 0, f"in quarantine for {time_left} after {failures(closing_)}: {closing_.reason}"
     if reading.lost:
         return 0, "it does not answer"
     try:
@@ -131,6 +132,12 @@ def _offer(
         return unlocked, f"{left - unlocked} % held by another store or user"
     stranger = None if leases else inventory.occupied(device, reading)
     return (left, None) if stranger is None else (0, stranger)
+
+
+def failures(quarantine: Quarantine) -> str:
+    """How often a device has failed with no success in between."""
+    count = quarantine.failures
+    return f"{count} failure{'s' * (count != 1)} in a row"
 
 
 def _holder(store: Store, lease: Lease) -> dict[str, Any]:

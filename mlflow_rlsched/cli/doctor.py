@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from mlflow_rlsched.cli.common import (
 from mlflow_rlsched.daemon import AgentFiles, home
 
 if TYPE_CHECKING:
-    from mlflow_rlsched.store import Quarantine
+    from mlflow_rlsched.store import Quarantine, Store, Task
 
 FRESH_S = 900.0
 MIN_FREE_BYTES = 2 * 2**30
@@ -142,16 +142,18 @@ def check_store(url: str) -> Iterator[Finding]:
             yield check_forgotten(url, known=set())
             return
         with closing(store):
-            unfinished = len(my_tasks(store))
+            mine = my_tasks(store)
             quarantined = store.quarantined(socket.gethostname())
+            notes = why_not_offered(store) if quarantined else {}
             known = {task.run_id for task in store.tasks()}
     except StoreError as error:
         yield Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
         return
-    yield Finding("store", True, f"{url} opens; {unfinished} of your runs wait or run here")
-    yield check_agent(AgentFiles(url), unfinished)
+    yield Finding("store", True, f"{url} opens; {len(mine)} of your runs wait or run here")
+    yield check_agent(AgentFiles(url), len(mine))
     yield check_forgotten(url, known)
-    yield check_quarantine(quarantined)
+    yield check_quarantine(quarantined, notes)
+    yield check_memory(mine)
 
 
 def check_agent(files: AgentFiles, unfinished: int) -> Finding:
@@ -250,16 +252,58 @@ def _age_s(line: str) -> float:
         return 0.0
 
 
-def check_quarantine(quarantined: Sequence[Quarantine]) -> Finding:
-    """Devices out of order are said, with the time when they come back."""
+def why_not_offered(store: Store) -> dict[str, str]:
+    """Why devices of this host are not offered, by their ids."""
+    from mlflow_rlsched.cli.devices import device_rows
+    from mlflow_rlsched.devices import open_inventory
+    from mlflow_rlsched.devices.cpu import CpuSlotsError
+
+    try:
+        with closing(open_inventory()) as inventory:
+            rows = device_rows(inventory, store)
+    except CpuSlotsError:  # the check of the devices says so
+        return {}
+    return {row["id"]: row["not_offered"] for row in rows if row["not_offered"]}
+
+
+def check_quarantine(quarantined: Sequence[Quarantine], notes: Mapping[str, str]) -> Finding:
+    """Devices out of order are said, with the time when they are tried again.
+
+    Args:
+        quarantined: All on record.
+        notes: Why devices are not offered: one whose time is over may still not be empty.
+    """
+    from mlflow_rlsched.cli.devices import failures
+
     now = time.time()
-    text = "; ".join(
-        f"{q.device} for {duration(q.until - now)} ({q.reason}, {q.failures} failures)"
-        for q in quarantined
-        if q.until > now
+    found = []
+    for item in quarantined:
+        if item.until > now:
+            left = duration(item.until - now)
+            found.append(f"{item.device} for {left} after {failures(item)} ({item.reason})")
+        elif item.device in notes:
+            note = notes[item.device]
+            found.append(f"{item.device} is over it, after {failures(item)}, but {note}")
+    remedy = (
+        "see `nvidia-smi` and the system's log for the cause, and end processes that should be"
+        " gone; it is offered again by itself"
     )
-    remedy = "see `nvidia-smi` and the system's log for the cause; it is offered again by itself"
-    return Finding("quarantine", not text, text or "no device", remedy)
+    return Finding("quarantine", not found, "; ".join(found) or "no device", remedy)
+
+
+def check_memory(tasks: Sequence[Task]) -> Finding:
+    """Runs whose memory grows without bound are named while they run."""
+    from mlflow_rlsched import run_warnings
+
+    found = [
+        f"{short(task.run_id)}: {warning['text']}"
+        for task in tasks
+        for warning in run_warnings.read(Path(task.spec.run_dir))
+        if warning["attempt"] == task.attempt
+    ]
+    remedy = "mend the project, or save checkpoints: it goes on from the last when memory is full"
+    text = "; ".join(found) or "no run's grows without bound"
+    return Finding("memory", not found, text, remedy)
 
 
 def check_policy() -> Iterator[Finding]:

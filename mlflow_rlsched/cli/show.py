@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_rlsched import decision_log, protocol
+from mlflow_rlsched import decision_log, protocol, run_warnings
 from mlflow_rlsched.cli.common import (
     clock,
     duration,
@@ -68,6 +68,7 @@ def describe(
         "exit_reason": task.exit_reason,
         "message": task.message,
         "expected": start,
+        "warnings": run_warnings.read(Path(spec.run_dir)),
         "cancel_by": task.cancel_by,
         "priority": task.priority,
         "user": spec.user,
@@ -159,6 +160,9 @@ def _print(task: Task, about: dict[str, Any]) -> None:
         "run": f"{about['run_id']}  {about['name']}",
         "state": state,
         "note": why(task, now, about["expected"]),
+        "warning": "; ".join(
+            f"{warning['text']} (attempt {warning['attempt']})" for warning in about["warnings"]
+        ),
         "priority": about["priority"],
         "user": about["user"] + (f" on {about['host']}" if about["host"] else ""),
         "project": f"{about['project']}, entry point {about['entry_point']}",

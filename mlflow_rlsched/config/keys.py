@@ -197,7 +197,7 @@ class Settings(_Section):
         grace_s: Seconds between asking a training to end and killing it.
         heartbeat_s: Longest silence of an idle training that did report before.
         memory_cap_gb: Most memory of each device that it may use.
-        gpu_fraction: Part of each device that is leased.
+        gpu_fraction: Part of each device, and of its memory, that is leased.
         requires: What a device must be.
         cpu_slots: CPU slots for each device.
         quotas: Most devices at once, by user.

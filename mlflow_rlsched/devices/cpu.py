@@ -45,6 +45,10 @@ class CpuInventory(Inventory):
         """None: strangers share the cores, not the slots."""
         return None
 
+    def unexplained(self, device: Device, reading: Reading) -> str | None:
+        """None: memory is the host's, and ends with its process."""
+        return None
+
     def environment(self, devices: Sequence[Device], slots_per_process: int) -> dict[str, str]:
         """As many threads as slots, and no GPU."""
         threads = str(max(1, slots_per_process))

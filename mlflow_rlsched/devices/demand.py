@@ -56,6 +56,24 @@ def gpus_held(config: RunConfig, nested: bool, kind: str, devices: int) -> int:
     return config.gpus.initial if nested else devices // demand(config, nested, kind).each
 
 
+def memory_cap(config: RunConfig, device: Device | None) -> float | None:
+    """Most memory of a device that a run may use, bytes; None where nothing but its size bounds it.
+
+    A run that leases a part of a device has that part of its memory: what runs on one device may
+    use never adds up to more than there is.
+
+    Args:
+        config: The run's configuration.
+        device: The device, or None for one whose memory is not its own.
+    """
+    caps = []
+    if config.memory_cap_gb is not None:
+        caps.append(config.memory_cap_gb * 1e9)
+    if config.gpu_fraction < 1 and device is not None and device.memory_bytes is not None:
+        caps.append(config.gpu_fraction * device.memory_bytes)
+    return min(caps, default=None)
+
+
 def suits(device: Device, config: RunConfig) -> bool:
     """Whether a device, or the part of it that the task leases, meets what the task requires."""
     wanted = config.requires

@@ -7,7 +7,7 @@ what is there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -21,7 +21,7 @@ class Device:
         index: The host's own number (NVML index of the device or of the slice's parent; slot
             number): the ``i`` of ``system/gpu_{i}_…``.
         name: Product name for people.
-        memory_bytes: Total memory, or None when unknown.
+        memory_bytes: Memory that tasks can use, or None when unknown or not the device's own.
         parent: UUID of the GPU that a MIG slice is part of, or None.
     """
 
@@ -48,7 +48,8 @@ class Reading:
         memory_clock_mhz: Clock of the memory.
         temperature_celsius: Temperature of the chip.
         throttle_reasons: Names of the reasons that hold clocks down now, None if unknown.
-        pids: Processes that use the device for computing, None if unknown.
+        processes: Memory (bytes; None where the driver does not tell it) of each process that uses
+            the device for computing, by its PID; None if unknown.
         lost: Whether the device does not answer any more.
     """
 
@@ -62,7 +63,7 @@ class Reading:
     memory_clock_mhz: float | None = None
     temperature_celsius: float | None = None
     throttle_reasons: Sequence[str] | None = None
-    pids: Sequence[int] | None = None
+    processes: Mapping[int, int | None] | None = None
     lost: bool = False
 
 
@@ -82,6 +83,10 @@ class Inventory(ABC):
     @abstractmethod
     def occupied(self, device: Device, reading: Reading) -> str | None:
         """Why a device that nobody leases is in use by strangers, or None when it is free."""
+
+    @abstractmethod
+    def unexplained(self, device: Device, reading: Reading) -> str | None:
+        """What of a device's memory no process explains; None when that is little or unknown."""
 
     @abstractmethod
     def environment(self, devices: Sequence[Device], slots_per_process: int) -> dict[str, str]:

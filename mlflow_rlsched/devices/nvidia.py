@@ -178,8 +178,7 @@ class NvidiaInventory(Inventory):
 
     def _offer(self, handle: Any, device: Device) -> None:
         self._handles[device.id] = handle
-        total = self._memory(device)["memory_total_bytes"]
-        self._devices.append(replace(device, memory_bytes=total))
+        self._devices.append(replace(device, memory_bytes=self._usable_memory(device)))
 
     def devices(self) -> list[Device]:
         """Whole GPUs and slices, by NVML index."""
@@ -189,7 +188,7 @@ class NvidiaInventory(Inventory):
         """Sample a device; of a slice, only what is the slice's own: memory and processes."""
         try:
             self._check_identity(device)
-            values: dict[str, Any] = {**self._memory(device), "pids": self._pids(device)}
+            values: dict[str, Any] = {**self._memory(device), "processes": self._processes(device)}
             if device.kind == "nvidia":
                 values["throttle_reasons"] = self._throttle_reasons(device)
                 for field, (ask, low, high) in _NUMBERS.items():
@@ -203,15 +202,26 @@ class NvidiaInventory(Inventory):
     def occupied(self, device: Device, reading: Reading) -> str | None:
         """Names the processes, or the memory when it is more than an idle device's."""
         used = reading.memory_used_bytes
-        if reading.pids:
-            names = [_describe(pid) for pid in reading.pids[:_MAX_NAMED_PROCESSES]]
-            if more := len(reading.pids) - len(names):
+        if reading.processes:
+            pids = list(reading.processes)
+            names = [_describe(pid) for pid in pids[:_MAX_NAMED_PROCESSES]]
+            if more := len(pids) - len(names):
                 names.append(f"{more} more")
             memory = "" if used is None else f", {_gib(used)}"
             return f"used by {' and '.join(names)}{memory}"
         if used is not None and used > STRANGER_MEMORY_BYTES:
             return f"used by processes not visible from here, {_gib(used)}"
         return None
+
+    def unexplained(self, device: Device, reading: Reading) -> str | None:
+        """More memory than an idle device's beyond that of all processes which the driver names."""
+        if reading.memory_used_bytes is None or reading.processes is None:
+            return None
+        told = [size for size in reading.processes.values() if size is not None]
+        if len(told) < len(reading.processes):
+            return None
+        left = reading.memory_used_bytes - sum(told)
+        return None if left <= STRANGER_MEMORY_BYTES else f"{_gib(left)} that no process explains"
 
     def environment(self, devices: Sequence[Device], slots_per_process: int) -> dict[str, str]:
         """The devices by UUID; none at all when there are none."""
@@ -267,9 +277,25 @@ class NvidiaInventory(Inventory):
         used = self._sane(device, "memory_used_bytes", info.used, 0, most)
         return {"memory_total_bytes": total, "memory_used_bytes": used}
 
-    def _pids(self, device: Device) -> list[int] | None:
-        processes = self._ask(device, "pids", pynvml.nvmlDeviceGetComputeRunningProcesses)
-        return None if processes is None else list(dict.fromkeys(p.pid for p in processes))
+    def _usable_memory(self, device: Device) -> int | None:
+        """Memory less what the driver reserves for itself, as far as it tells that."""
+        total = self._memory(device)["memory_total_bytes"]
+        if total is None:
+            return None
+        reserved = getattr(self._ask(device, "memory", _memory_info), "reserved", 0)
+        return total - (self._sane(device, "memory reserved", reserved, 0, total) or 0)
+
+    def _processes(self, device: Device) -> dict[int, int | None] | None:
+        running = self._ask(device, "processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
+        if running is None:
+            return None
+        processes: dict[int, int | None] = {}
+        most = device.memory_bytes or _MAX_MEMORY_BYTES
+        for process in running:  # one that computes in several contexts stands there as often
+            size = self._sane(device, "memory of a process", process.usedGpuMemory, 0, most)
+            before = processes.get(process.pid, 0)
+            processes[process.pid] = None if size is None or before is None else before + size
+        return processes
 
     def _throttle_reasons(self, device: Device) -> list[str] | None:
         bits = self._ask(device, "throttle_reasons", _clock_reasons)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from mlflow_rlsched import protocol
 
 EXIT_ENVIRONMENT = 78
 """Exit code when the project's environment could not be prepared (``EX_CONFIG``)."""
+
+KILLED = 128 + signal.SIGKILL
+"""Exit code of ``docker run`` when the container was killed."""
 
 # Which devices, under what name, and that we wait for the end: not for the user to say.
 _OURS = ("gpus", "name", "detach", "d")
@@ -36,6 +40,10 @@ def main(folder: Path) -> int:
         print(f"The project's environment could not be prepared: {error}", file=sys.stderr)
         return EXIT_ENVIRONMENT
     code: int = submitted.command_proc.wait()
+    most = plan.get("memory")
+    if most is not None and code == KILLED:
+        text = f"the container was killed, as one above its {most} bytes of memory is"
+        _report(folder, {"event": "oom", "message": text})
     return code if code >= 0 else 128 - code
 
 
@@ -86,6 +94,8 @@ def docker_args(given: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, 
     for name, value in (("env-file", plan["env_file"]), ("volume", f"{run_dir}:{run_dir}")):
         theirs = f"{args[name]} --{name} " if name in args else ""
         args[name] = theirs + shlex.quote(value)
+    if plan.get("memory") is not None:
+        args["memory"] = str(plan["memory"])
     if plan["gpus"]:
         args["gpus"] = shlex.quote('"device=' + ",".join(plan["gpus"]) + '"')
     return args

@@ -57,13 +57,21 @@ class LocalExecutor:
             )
         return folder
 
-    def stop(self, folder: Path, reason: str, grace_s: float) -> None:
+    def stop(self, folder: Path, reason: str, grace_s: float, message: str = "") -> None:
         """Ask the shim to end its attempt; asked again, a shorter grace takes effect.
+
+        Args:
+            folder: The attempt's directory.
+            reason: Class of its ending.
+            grace_s: Seconds between TERM and KILL.
+            message: One sentence for people, where the class does not say it all.
 
         Raises:
             OSError: The request cannot be written (a full disk); ask again later.
         """
-        protocol.write_json(folder / "stop.json", {"reason": reason, "grace_s": grace_s})
+        protocol.write_json(
+            folder / "stop.json", {"reason": reason, "grace_s": grace_s, "message": message}
+        )
         owner = self.shim(folder)
         if owner is not None:
             owner.signal(signal.SIGTERM)

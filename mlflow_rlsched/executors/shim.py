@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -98,11 +99,12 @@ class Shim:
             self._start()
         except OSError as error:
             return "start_failed", f"cannot start {self._spec.argv[0]}: {error}", 0
-        reason = None
+        reason, message = None, ""
         agent_check = time.monotonic() + _AGENT_CHECK_S
         while self._code is None and reason is None:
             self._pause(_TICK_S)
-            reason = None if self._code is not None else self._stop_reason()
+            if self._code is None:
+                reason, message = self._stop_reason()
             if time.monotonic() >= agent_check:
                 self._keep_agent()
                 agent_check = time.monotonic() + _AGENT_CHECK_S
@@ -110,7 +112,7 @@ class Shim:
         killed = processes.end(self._survivors, patient, self._pause)
         self._reap()
         self._remove_container()
-        return reason, "", killed
+        return reason, message, killed
 
     def _start(self) -> None:
         environment = protocol.read_json(self._run_dir / "environment.json") or {}
@@ -124,31 +126,39 @@ class Shim:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                # When the shim is killed, the training shall not run on unwatched until the next
-                # agent finds what is left of it.
-                preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=self._prepare_child,
             )
         self._main = child.pid
         child.returncode = 0  # reaped below with all the others, not by Popen
+
+    def _prepare_child(self) -> None:
+        # When the shim is killed, the training shall not run on unwatched until the next agent
+        # finds what is left of it.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        most = self._spec.data_limit_bytes
+        if most is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
     def _survivors(self) -> list[int]:
         # The environment betrays those that escaped while an agent was being started.
         mine = processes.descendants(os.getpid())
         return mine or processes.with_environment("RLSCHED_ATTEMPT_DIR", str(self._folder))
 
-    def _stop_reason(self) -> str | None:
-        """Why this attempt has to end now, or None."""
+    def _stop_reason(self) -> tuple[str | None, str]:
+        """Why this attempt has to end now, as a class and for people; no class if it has not."""
         if not self._folder.exists():
-            return "run_deleted"
+            return "run_deleted", ""
         stop = protocol.read_json(self._folder / "stop.json")
         if stop is not None:
-            return str(stop.get("reason", "cancelled"))
+            return str(stop.get("reason", "cancelled")), str(stop.get("message", ""))
         parent = self._spec.parent_attempt_dir
         if parent is not None and (
             (Path(parent) / "exit.json").exists() or not FileLock(Path(parent) / "shim.lock").held()
         ):
-            return "parent_ended"
-        return None
+            return "parent_ended", ""
+        return None, ""
 
     def _stop_patience(self) -> Callable[[], bool]:
         since = time.monotonic()

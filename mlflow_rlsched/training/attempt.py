@@ -15,12 +15,21 @@ log = logging.getLogger("mlflow_rlsched.training")
 
 @dataclass(frozen=True)
 class Attempt:
-    """The attempt that this process belongs to, as its environment says."""
+    """The attempt that this process belongs to, as its environment says.
+
+    Attributes:
+        number: Its number.
+        folder: Its directory.
+        checkpoints: Folder of the run's checkpoints.
+        gpus: Devices that it holds.
+        memory_cap: Most memory of each device that it may use, bytes, or None.
+    """
 
     number: int
     folder: Path
     checkpoints: Path
     gpus: int
+    memory_cap: int | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Attempt | None:
@@ -38,7 +47,14 @@ class Attempt:
                 folder,
             )
             return None
-        return cls(int(number), Path(folder), Path(checkpoints), int(gpus) if gpus.isdigit() else 0)
+        cap = environ.get("RLSCHED_MEMORY_CAP_BYTES", "")
+        return cls(
+            int(number),
+            Path(folder),
+            Path(checkpoints),
+            int(gpus) if gpus.isdigit() else 0,
+            int(cap) if cap.isdigit() else None,
+        )
 
     def superseded(self) -> bool:
         """Whether this attempt was given up, or a later one exists."""

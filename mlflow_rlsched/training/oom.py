@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -12,12 +13,14 @@ _TEXTS = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED", "RES
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error``, or what it was explicitly raised from, is a lack of memory.
 
-    Knows ``MemoryError``, every class named ``OutOfMemoryError`` (torch, CuPy), and the plain
-    ``RuntimeError`` of torch's CPU allocator, of cuBLAS, cuDNN and XLA.
+    Knows ``MemoryError``, the system's ``ENOMEM``, every class named ``OutOfMemoryError`` (torch,
+    CuPy), and the plain ``RuntimeError`` of torch's CPU allocator, of cuBLAS, cuDNN and XLA.
     """
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, MemoryError):
+            return True
+        if isinstance(link, OSError) and link.errno == errno.ENOMEM:
             return True
         if any(base.__name__ == "OutOfMemoryError" for base in type(link).__mro__):
             return True

@@ -93,19 +93,6 @@ def number(value: Any) -> float:
     raise TypeError(f"expected a number or a tensor of one element, got {type(value).__name__}")
 
 
-def device_memory() -> dict[str, float]:
-    """``memory_bytes``: most that was allocated on the current GPU since the call before.
-
-    Nothing when the training uses none. Waits for no device.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return {"memory_bytes": peak}
-
-
 class HostCopy:
     """The values of a tensor on their way to the host; nobody waits for them."""
 

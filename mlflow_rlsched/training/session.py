@@ -20,9 +20,10 @@ from mlflow_rlsched.training.attempt import Attempt, Mail
 from mlflow_rlsched.training.checkpoint import Checkpoints, Position
 from mlflow_rlsched.training.gradients import GradientProbe
 from mlflow_rlsched.training.knobs import Knobs
+from mlflow_rlsched.training.memory import MemoryCap, device_memory
 from mlflow_rlsched.training.oom import is_out_of_memory, when_uncaught
 from mlflow_rlsched.training.optimizer import family, scale_steps
-from mlflow_rlsched.training.reporter import Losses, Reporter, Told, device_memory, number
+from mlflow_rlsched.training.reporter import Losses, Reporter, Told, number
 
 log = logging.getLogger("mlflow_rlsched.training")
 
@@ -66,6 +67,8 @@ class Session:
         self._gradients: GradientProbe | None = None
         self._warned: set[str] = set()
         self._scaled: list[Any] = []
+        self._memory_cap = MemoryCap(attempt.memory_cap if attempt is not None else None)
+        self._memory_cap.enforce()
         self._look_at = self._report_at = math.inf
         if attempt is not None:
             self._look_at = self._report_at = 0.0
@@ -176,6 +179,7 @@ class Session:
         Raises:
             TypeError: It is no ``torch.optim.Optimizer``.
         """
+        self._memory_cap.enforce()
         if not any(optimizer is known for known in self._scaled):
             scale_steps(optimizer, lambda: self.knobs.lr_scale)
             self._scaled.append(optimizer)
@@ -322,6 +326,7 @@ class Session:
 
     def _measured(self, loss: Any) -> dict[str, float]:
         """What the session measured itself since the line before."""
+        self._memory_cap.enforce()
         measured = device_memory()
         if self._gradients is not None:
             measured |= self._gradients.read()

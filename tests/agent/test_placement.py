@@ -35,6 +35,7 @@ def grants(
     draining: tuple[str, ...] = (),
     holdings: tuple[Holding, ...] = (),
     is_late: Callable[[Task, float], bool] = lambda task, in_s: False,
+    closed: tuple[str, ...] = (),
 ) -> Any:
     full = {device.id: 100 for device in devices}
     scene = Scene(
@@ -45,6 +46,7 @@ def grants(
         holdings,
         draining,
         is_late,
+        closed,
     )
     made = plan(Ranking(tasks, lambda _: 0.0), scene).grants
     return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
@@ -61,6 +63,15 @@ def test_each_gets_its_own_in_order() -> None:
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     asked = [task("big", gpus=3), task("small", gpus=1)]
     assert grants(asked, GPUS, {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}) == []
+
+
+def test_who_needs_a_device_in_quarantine_holds_back_nobody() -> None:
+    free = {"GPU-0": 0, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}
+    asked = [task("big", gpus=4), task("small", gpus=1)]
+    assert grants(asked, GPUS, free) == []
+    assert grants(asked, GPUS, free, closed=("GPU-0",)) == [("small", [("GPU-1", 100)])]
+    asked = [task("three", gpus=3), task("small", gpus=1)]
+    assert grants(asked, GPUS, free, closed=("GPU-0",)) == [], "there are three in order"
 
 
 def resized(run_id: str, goes_on_with: int, **settings: Any) -> Task:

@@ -67,6 +67,9 @@ def config(**changes: Any) -> RunConfig:
         (ended(1, output="RuntimeError: DefaultCPUAllocator: can't allocate memory"), "oom"),
         (ended(1, output="Traceback\n...\nMemoryError"), "oom"),
         (ended(1, output="numpy: Unable to allocate 3 GiB for an array"), "oom"),
+        (ended(134, output="what():  std::bad_alloc"), "oom"),
+        (ended(1, output="OSError: [Errno 12] Cannot allocate memory"), "oom"),
+        (ended(137, "oom", output="step 3"), "oom"),
         # Words on memory in the output of a success mean nothing.
         (ended(0, output="MemoryError"), "finished"),
         (ended(1, output="RuntimeError: CUDA error: unspecified launch failure"), "device_fault"),
@@ -114,6 +117,18 @@ def test_only_what_can_succeed_is_tried_again(
 ) -> None:
     ending = decide(task(), config(), evidence, NOW, jitter=1.0)
     assert (ending.state, ending.counts) == (state, counts)
+
+
+def test_who_was_ended_above_its_cap_goes_on_with_a_smaller_batch() -> None:
+    evidence = Evidence(Exit(1, 137, "oom", "above its cap"), done=True, batch_size=64)
+    ending = decide(task(), config(), evidence, NOW)
+    assert (ending.state, ending.reason, ending.batch_size) == (State.QUEUED, "oom", 54)
+    assert (ending.oom, ending.counts) == (True, False)
+    assert ending.message.endswith("going on with 54, 15 % less; above its cap")
+    nothing_to_change = Evidence(Exit(1, 137, "oom", "above its cap"))
+    ending = decide(task(), config(), nothing_to_change, NOW)
+    assert ending.state is State.FAILED
+    assert ending.message.startswith("above its cap; it has no batch size")
 
 
 @pytest.mark.parametrize("evidence", [ended(75, leaves="resized", gpus=3), ended(137, gpus=3)])

@@ -12,6 +12,7 @@ from mlflow_rlsched import protocol
 from mlflow_rlsched.agent import supervision
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.supervision import Supervised
+from mlflow_rlsched.agent.telemetry import Sample
 from mlflow_rlsched.config import find_knobs, resolve
 from mlflow_rlsched.protocol import Exit
 from mlflow_rlsched.store import Ending, State, Task
@@ -20,12 +21,15 @@ from tests.task_specs import make_spec
 
 
 class Clock:
-    """Stands in for time.monotonic; the wall clock plays no part."""
+    """Stands in for both clocks."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
         return self.now
 
 
@@ -80,25 +84,48 @@ def test_heartbeat_counts_only_after_hello_and_while_nothing_is_used(
 ) -> None:
     attempt = supervised(folder, heartbeat_s=60)
     clock.now += 1000
-    assert attempt.overdue() is None
+    assert attempt.must_end() is None
     say(folder, {"event": "hello", "can": []})
     attempt.observe()
     clock.now += 59
-    assert attempt.overdue() is None
-    attempt.show_life({"system/cpu_utilization_percentage": 50.0})
+    assert attempt.must_end() is None
+    attempt.take(Sample({"system/cpu_utilization_percentage": 50.0}))
     clock.now += 59
-    assert attempt.overdue() is None
-    attempt.show_life({"system/gpu_0_utilization_percentage": 0.0})
+    assert attempt.must_end() is None
+    attempt.take(Sample({"system/gpu_0_utilization_percentage": 0.0}))
     clock.now += 2
-    assert attempt.overdue() == "lost_heartbeat"
+    assert attempt.must_end() == "lost_heartbeat"
 
 
 def test_run_time_includes_earlier_attempts(folder: Path, clock: Clock) -> None:
     attempt = supervised(folder, ran_before_s=70, timeout_s=100)
     clock.now += 29
-    assert attempt.overdue() is None
+    assert attempt.must_end() is None
     clock.now += 2
-    assert attempt.overdue() == "timeout"
+    assert attempt.must_end() == "timeout"
+
+
+def test_an_attempt_above_its_cap_must_end(folder: Path, clock: Clock) -> None:
+    attempt = supervised(folder, memory_cap_gb=1)
+    attempt.take(Sample({}, memory_bytes=2 * 10**9))
+    assert attempt.must_end() is None
+    attempt.take(Sample({}, memory_bytes=2 * 10**9))
+    assert attempt.must_end() == "oom"
+    attempt.take(Sample({}, memory_bytes=2 * 10**9, lost="it does not answer"))
+    assert attempt.must_end() == "device_fault"
+
+
+@pytest.mark.parametrize(("settings", "leaks"), [({}, True), ({"timeout_s": 3000}, False)])
+def test_growth_is_followed_to_the_end_of_the_run(
+    folder: Path, clock: Clock, settings: dict[str, Any], leaks: bool
+) -> None:
+    """4 MB a second fill what the host has, 17 GB, in 4300 s."""
+    attempt = supervised(folder, **settings)
+    warnings = []
+    for second in range(0, 2000, 5):
+        clock.now += 5
+        warnings.append(attempt.take(Sample({}, memory_bytes=4_000_000 * second)))
+    assert any(warnings) == leaks
 
 
 def test_batch_size_is_the_reported_one_if_the_training_can_change_it(folder: Path) -> None:

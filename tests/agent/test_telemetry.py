@@ -7,11 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import pytest
 
-from mlflow_rlsched.agent.telemetry import Sampler, Target, device_metrics
+from mlflow_rlsched.agent.telemetry import (
+    Sampler,
+    Target,
+    _device_memory,
+    device_metrics,
+)
 from mlflow_rlsched.devices.cpu import CpuInventory
 from mlflow_rlsched.devices.interface import Device, Inventory, Reading
 from tests.world import wait_for
@@ -93,6 +99,60 @@ def test_the_first_sample_of_a_tree_says_nothing_of_its_cpu() -> None:
     assert set(second) - set(first) == {"system/cpu_utilization_percentage"}
 
 
+SHARED = """
+import os
+block = os.urandom(1) * 80_000_000
+for _ in range(3):
+    if os.fork() == 0:
+        break
+print("ready", flush=True)
+os.read(0, 1)
+"""
+
+
+def test_memory_that_the_processes_of_a_tree_share_counts_once_under_a_cap(tmp_path: Path) -> None:
+    mapped = tmp_path / "data"
+    mapped.write_bytes(bytes(150_000_000))
+    code = (
+        f"import mmap; m = mmap.mmap(os.open({str(mapped)!r}, os.O_RDONLY), 0, prot=1); m[::4096]"
+    )
+    reader, writer = os.pipe()
+    root = subprocess.Popen(
+        [sys.executable, "-c", f"import os; {code}\n{SHARED}"],
+        stdin=reader,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert root.stdout is not None
+    sampler = Sampler(CpuInventory())
+    try:
+        for _ in range(4):
+            root.stdout.readline()
+        capped, other = (
+            sampler.sample([Target("r", os.getpid(), (), cap)])["r"] for cap in (200e6, 1e12)
+        )
+    finally:
+        os.killpg(root.pid, signal.SIGKILL)
+        root.communicate()
+        os.close(reader)
+        os.close(writer)
+    assert capped.memory_bytes is not None
+    assert other.memory_bytes is not None
+    assert 80e6 < capped.memory_bytes < 140e6, "once, and nothing of the file"
+    assert 240e6 < other.memory_bytes < 440e6
+    assert other.metrics["system/system_memory_usage_megabytes"] > 380, "all that is resident"
+
+
+def test_memory_on_a_device_is_that_of_the_trees_own_processes() -> None:
+    tree = [psutil.Process(os.getpid())]
+    mine = os.getpid()
+    assert _device_memory(tree, Reading(processes={mine: 7, 2**22 + 1: 9})) == 7
+    assert _device_memory(tree, Reading(processes={mine: None, 2**22 + 1: 9})) is None
+    assert _device_memory(tree, Reading(processes={2**22 + 1: 9})) is None
+    assert _device_memory(tree, Reading()) is None
+
+
 class _Lost(Inventory):
     """Stands for a GPU that fell off the bus: no such hardware is here."""
 
@@ -105,6 +165,9 @@ class _Lost(Inventory):
         return Reading(lost=True)
 
     def occupied(self, device: Device, reading: Reading) -> str | None:
+        return None
+
+    def unexplained(self, device: Device, reading: Reading) -> str | None:
         return None
 
     def environment(self, devices: Sequence[Device], slots_per_process: int) -> dict[str, str]:

@@ -18,10 +18,11 @@ def argv(files: AgentFiles) -> list[str]:
 class QuickService(service.Service):
     """What it uses is loaded by now, as late as in any agent."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, files: AgentFiles, agent: Any, idle_timeout_s: float | None) -> None:
         from mlflow_rlsched.agent import loop, tracking
 
-        super().__init__(*arguments)
+        super().__init__(files, agent, idle_timeout_s)
+        agent._pool._drain_s = 1.0
         service.TICK_S = 0.2
         loop.PASS_S, loop.SAMPLE_S, loop.REGISTER_S, loop.UPLOAD_S = 0.5, 0.1, 0.5, 1.0
         tracking.FLUSH_S, tracking.POLL_S, tracking.TICK_S = 0.2, 0.5, 0.1

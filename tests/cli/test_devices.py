@@ -79,7 +79,7 @@ def test_a_device_says_why_it_is_not_offered(
     stranger, closed, locked, hidden = by_index(rlsched)
     locks.release()
     assert stranger["not_offered"].startswith("used by ")
-    assert closed["not_offered"].startswith("in quarantine for 10 min")
+    assert closed["not_offered"].startswith("in quarantine for 10 min after 2 failures in a row")
     assert closed["not_offered"].endswith("it was not empty")
     assert locked["not_offered"] == "100 % held by another store or user"
     assert hidden["not_offered"] == "left out by CUDA_VISIBLE_DEVICES=0,1,2"

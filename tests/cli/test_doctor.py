@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from mlflow_rlsched import protocol, versions
+from mlflow_rlsched import protocol, run_warnings, versions
 from mlflow_rlsched.agent.outbox import OUTBOX, Message, Outbox
 from mlflow_rlsched.cli import doctor
 from mlflow_rlsched.daemon import AgentFiles, home, user_name
-from mlflow_rlsched.store import Quarantine, Store
+from mlflow_rlsched.devices.locks import DeviceLocks, LockRequest, lock_dir
+from mlflow_rlsched.store import Ending, Quarantine, State, Store
 from tests.cli.conftest import Rlsched, submit
 from tests.policy.trained import trained
 from tests.world import make_tracking_database
@@ -144,7 +145,40 @@ def test_a_device_in_quarantine(rlsched: Rlsched, store: Store) -> None:
     found = checks(rlsched)["quarantine"]
     assert not found["ok"]
     assert "GPU-1 for 1 min" in str(found["text"])
+    assert "after 2 failures in a row (it was not empty)" in str(found["text"])
     assert "GPU-2" not in str(found["text"])
+
+
+def test_a_device_that_is_still_not_empty_after_its_quarantine(
+    rlsched: Rlsched, store: Store
+) -> None:
+    host, past = socket.gethostname(), time.time() - 1
+    for slot in ("cpu-0", "cpu-1"):
+        store.quarantine(Quarantine(host, slot, "not empty", past, failures=1))
+    locks = DeviceLocks(lock_dir())
+    assert locks.acquire([LockRequest("cpu-0")]) is None
+    found = checks(rlsched)["quarantine"]
+    locks.release()
+    text = "cpu-0 is over it, after 1 failure in a row, but 100 % held by another store or user"
+    assert (found["ok"], found["text"]) == (False, text)
+    assert checks(rlsched)["quarantine"]["ok"]
+
+
+def test_a_run_whose_memory_grows_without_bound(rlsched: Rlsched, store: Store) -> None:
+    host = socket.gethostname()
+    submit(store, "aaaa1111", host=host, user=user_name())
+    store.claim("aaaa1111", host, [], time.time())
+    run_dir = home() / "runs" / "aaaa1111"
+    assert checks(rlsched)["memory"]["ok"]
+    assert run_warnings.add(run_dir, 1, "the host", "memory of the host grows")
+    assert not run_warnings.add(run_dir, 1, "the host", "memory of the host grows more")
+    found = checks(rlsched)["memory"]
+    assert (found["ok"], found["text"]) == (False, "aaaa1111: memory of the host grows")
+    assert (
+        "warning       memory of the host grows (attempt 1)" in rlsched("show", "aaaa1111").stdout
+    )
+    store.end_attempt("aaaa1111", 1, Ending(State.FAILED, "oom", ""), time.time())
+    assert checks(rlsched)["memory"]["ok"], "it is over"
 
 
 def test_a_wrong_number_of_slots(rlsched: Rlsched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,6 @@ def test_counts_of_gpus(written: object, initial: int, least: int, most: int) ->
         ({"policy": "models:/p/x"}, "policy is 'models:/p/x', must be models:/NAME@ALIAS or "),
         ({"executor": "ray"}, "executor 'ray' is not available in this version; write 'local'"),
         ({"executor": "rey"}, "executor is 'rey', must be 'local'"),
-        ({"memory_cap_gb": 8}, "memory_cap_gb 8.0 is not available in this version; write null"),
         ({"quantum_s": 60}, "quantum_s 60.0 is not available in this version; write null"),
         ({"quotas": {"me": 1}}, 'quotas {"me": 1} is not available in this version; write {}'),
         ({"weights": {"me": 1}}, 'weights {"me": 1.0} is not available in this version; write {}'),

@@ -23,6 +23,7 @@ GIB = nvml.GIB
 A, B = "GPU-aaaaaaaa-0000-4000-8000-000000000000", "GPU-bbbbbbbb-0000-4000-8000-000000000000"
 MIG_1, MIG_2 = nvml.slice_uuid(0, 0), nvml.slice_uuid(0, 1)
 GONE_PID = 2**22 + 1  # above the kernel's largest PID
+NOT_TOLD = 2**64 - 1  # what NVML says for memory that it does not know
 
 Warnings = Callable[[], list[str]]
 
@@ -38,7 +39,7 @@ def test_devices_are_known_by_uuid_and_numbered_as_nvml_does(box: Box) -> None:
     inventory = box.open({"uuid": B, "name": "Big"}, {"uuid": A, "memory_total": 16 * GIB})
     big, small = inventory.devices()
     assert (big.id, big.kind, big.index, big.name, big.parent) == (B, "nvidia", 0, "Big", None)
-    assert (small.id, small.index, small.memory_bytes) == (A, 1, 16 * GIB)
+    assert (small.id, small.index, small.memory_bytes) == (A, 1, 16 * GIB - GIB // 2)
 
 
 def test_a_gpu_in_mig_mode_is_replaced_by_its_slices(box: Box) -> None:
@@ -142,7 +143,7 @@ def test_readings_have_the_documented_units(box: Box, warnings: Warnings) -> Non
         memory_clock_mhz=1593,
         temperature_celsius=61,
         throttle_reasons=["sw_power_cap", "hw_thermal_slowdown"],
-        pids=[11, 12],
+        processes={11: 2 * GIB, 12: GIB},
     )
     assert warnings() == []
 
@@ -170,10 +171,10 @@ def test_a_slice_has_its_own_memory_and_processes_and_no_shared_figures(
     first, second = inventory.devices()
     total = 40 * GIB
     assert inventory.read(first) == Reading(
-        memory_used_bytes=GIB, memory_total_bytes=total, pids=[11]
+        memory_used_bytes=GIB, memory_total_bytes=total, processes={11: 0}
     )
     assert inventory.read(second) == Reading(
-        memory_used_bytes=2 * GIB, memory_total_bytes=total, pids=[]
+        memory_used_bytes=2 * GIB, memory_total_bytes=total, processes={}
     )
     assert warnings() == []
 
@@ -193,7 +194,7 @@ FIELDS = {
     "memory_clock": ["memory_clock_mhz"],
     "temperature": ["temperature_celsius"],
     "throttle": ["throttle_reasons"],
-    "pids": ["pids"],
+    "pids": ["processes"],
 }
 
 
@@ -237,7 +238,7 @@ def test_an_old_driver_counts_its_own_memory_and_names_no_processes(
     inventory = box.open({"memory_used": GIB, "memory_reserved": GIB // 2})
     reading = inventory.read(inventory.devices()[0])
     assert reading.memory_used_bytes == GIB + GIB // 2
-    assert reading.pids is None
+    assert reading.processes is None
     assert reading.power_watts == 60
     assert len(warnings()) == 1
 
@@ -320,6 +321,27 @@ def test_memory_without_a_visible_process_is_a_stranger(box: Box) -> None:
     expected = "used by processes not visible from here, 2.0 GiB"
     assert stranger(box, memory_used=2 * GIB) == expected
     assert stranger(box, memory_used=2 * GIB, pids="unsupported") == expected
+
+
+def unexplained(box: Box, **device: Any) -> str | None:
+    inventory = box.open(device)
+    (gpu,) = inventory.devices()
+    return inventory.unexplained(gpu, inventory.read(gpu))
+
+
+def test_memory_that_the_processes_of_a_device_do_not_explain_is_told(box: Box) -> None:
+    pids = [(11, 3 * GIB), (12, 4 * GIB)]
+    expected = "3.0 GiB that no process explains"
+    assert unexplained(box, memory_used=10 * GIB, pids=pids) == expected
+    assert unexplained(box, memory_used=8 * GIB, pids=pids) is None, "as much as an idle device's"
+    assert unexplained(box, memory_used=10 * GIB, pids="unsupported") is None
+    assert unexplained(box, memory_used=10 * GIB, pids=[(11, NOT_TOLD)]) is None
+
+
+def test_a_process_cannot_have_more_memory_than_its_device(box: Box, warnings: Warnings) -> None:
+    inventory = box.open({"pids": [(11, 81 * GIB), (12, GIB)]})
+    assert inventory.read(inventory.devices()[0]).processes == {11: None, 12: GIB}
+    assert len(warnings()) == 1
 
 
 # What a training sees

@@ -50,6 +50,29 @@ def test_grandchildren_that_ignore_term_are_killed_after_the_grace(attempt: Atte
     assert attempt.left() == []
 
 
+def test_a_process_may_not_reserve_more_than_its_limit(attempt: Attempt) -> None:
+    code = """
+    import os, sys
+    bytearray(100_000_000)
+    if os.fork() == 0:
+        try:
+            bytearray(400_000_000)
+        except MemoryError:
+            os._exit(12)
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    attempt.start(*python(code), data_limit_bytes=300_000_000)
+    assert attempt.ended().code == 12, "its children may not either"
+
+
+def test_what_is_said_with_a_request_to_stop_stands_in_the_ending(attempt: Attempt) -> None:
+    attempt.start("bash", "-c", "trap '' TERM; echo > ready; while :; do sleep 0.1; done")
+    attempt.wrote("ready")
+    attempt.executor.stop(attempt.folder, "oom", 0.0, "above its cap")
+    ending = attempt.ended()
+    assert (ending.reason, ending.message, ending.code) == ("oom", "above its cap", 137)
+
+
 def test_graceful_end_within_the_grace_kills_nobody(attempt: Attempt) -> None:
     attempt.start(
         *python("""

@@ -59,7 +59,7 @@ class GpuHost:
     def let_go(self, run_id: str) -> Task:
         """Let a run end; its task, once all is over."""
         (self.seen_dir / f"{run_id}.go").touch()
-        return self.world.over(run_id)
+        return self.world.over(run_id, 180)
 
     def sampled(self, run_id: str, times: int = 1) -> None:
         """Wait until the run's devices have been sampled."""

@@ -93,10 +93,12 @@ def test_a_container_gets_the_leased_devices_only(
 def test_a_container_without_devices_sees_none(
     gpus: GpuHost, engine: docker.Docker, project: Path
 ) -> None:
-    run_id = submit(gpus, project, docker_args={"gpus": "all"}, config={"gpus": 0})
+    config = {"gpus": 0, "memory_cap_gb": 2}
+    run_id = submit(gpus, project, docker_args={"gpus": "all"}, config=config)
     gpus.seen(run_id)
     gpus.let_go(run_id)
     options, _, _ = engine.runs[f"rlsched-{run_id}-1"]
+    assert ("--memory", "2000000000") in options
     assert "--gpus" not in dict(options)
     env_file = dict(options)["--env-file"]
     assert env_file is not None

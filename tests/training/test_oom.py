@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -25,6 +26,7 @@ def wrapped(cause: BaseException) -> BaseException:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
         wrapped(MemoryError()),
     ],
 )
