@@ -119,3 +119,22 @@ def test_a_trial_goes_on_after_its_attempt_was_killed() -> None:
     decider.policy = Fixed("attempt 1 ended (killed)", Rules())
     ended = decider.decide(interval(setting=replace(SETTING, lr_factor=1.44, lr_scale=1.44)))
     assert ended.history.notes["good"] == 1.0
+
+
+@pytest.mark.parametrize(("progress", "near"), [(0.5, False), (0.99, True), (1.0, False)])
+def test_nothing_is_tried_near_the_end_but_beyond_a_plan_no_end_is_known(
+    progress: float, near: bool
+) -> None:
+    points = [(0.1 * n, 1 - 0.1 * n) for n in range(LONGEST)]
+    notes = sums_of(points) | {"speed.x0": math.log(1000.0), "speed.y0": 1.0}
+    history = History(
+        notes=notes | {"speed.changed": History().lr_changed_at},
+        samples=1000.0 * math.exp(points[-1][0]),
+        losses=tuple((1000.0 * math.exp(x), y) for x, y in points),
+        loss_first=2.0,
+        decisions=100,
+        progress=progress,
+    )
+    proposal = rate_proposal(interval(), history)
+    assert ("near its end" in proposal.reason) == near
+    assert ("trying a higher" in proposal.reason) != near
