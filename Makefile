@@ -45,6 +45,7 @@ bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.queue
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.sim
+	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.real
 
 gpu-check: $(INSTALLED) ## Run the digits project on a real GPU, where there is one

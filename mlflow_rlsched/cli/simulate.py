@@ -10,7 +10,7 @@ import click
 
 from mlflow_rlsched.cli.common import WrongUsage, duration, json_option, print_json
 
-POLICIES = ("fixed", "tiresias", "optimus")
+POLICIES = ("fixed", "backfill", "shortest", "tiresias", "optimus", "goodput", "flowtime")
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -74,9 +74,11 @@ def simulate(
 ) -> None:
     """Replay a workload of measured applications on a simulated cluster.
 
-    fixed gives each job what it asks for, first come, first served; tiresias serves first who has
-    had least; optimus gives GPUs to where one more saves the most time. GPU-hours and restarts
-    are those of all jobs together.
+    fixed gives each job what it asks for, first come, first served; backfill lets others pass
+    where they delay nobody; shortest serves first who has least left to do, tiresias who has had
+    least; optimus gives GPUs to where one more saves the most time. goodput and flowtime choose
+    GPUs and batch size by what jobs measure: so that none is slow, or that jobs are done soon on
+    average. GPU-hours and restarts are those of all jobs together.
     """
     from mlflow_rlsched.simulator.cluster import Pool, figures, replay
     from mlflow_rlsched.simulator.profiles import DataError

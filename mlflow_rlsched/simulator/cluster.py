@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +36,34 @@ class Pool:
         return self.nodes * self.gpus_per_node
 
 
+@dataclass(frozen=True)
+class Grant:
+    """What a job trains with until the next decision.
+
+    Attributes:
+        held: Devices by node.
+        batch: Total batch size, samples.
+    """
+
+    held: Mapping[int, int]
+    batch: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a training measures of its setting.
+
+    Attributes:
+        batch: Total batch size, as the devices share it, samples.
+        step_s: Time of an optimizer step, seconds.
+        noise_scale: Gradient noise scale, samples.
+    """
+
+    batch: int
+    step_s: float
+    noise_scale: float
+
+
 @dataclass
 class Job:
     """A job on its way.
@@ -42,6 +71,7 @@ class Job:
     Attributes:
         spec: As it was submitted.
         held: Devices that it holds, by node.
+        batch: Total batch size, samples.
         epoch: Epochs done.
         progress: Progress in steps at the base batch.
         restart_left_s: What is left of the last restart.
@@ -53,6 +83,7 @@ class Job:
 
     spec: JobSpec
     held: Mapping[int, int] = field(default_factory=dict)
+    batch: int = 0
     epoch: int = 0
     progress: float = 0.0
     restart_left_s: float = 0.0
@@ -61,17 +92,40 @@ class Job:
     gpu_s: float = 0.0
     finished_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.batch = self.batch or self.spec.batch
+
     @property
     def gpus(self) -> int:
         """Devices held."""
         return sum(self.held.values())
 
-    def give(self, held: Mapping[int, int], restart_s: float) -> None:
-        """Hold these devices from now on."""
-        if held and held != self.held:
+    @property
+    def placement(self) -> Placement:
+        """Devices on each node that it is on."""
+        return tuple(self.held[node] for node in sorted(self.held))
+
+    @property
+    def steps_left(self) -> float:
+        """Progress that is left, in steps at the base batch: what a training knows of itself."""
+        return float(self.spec.application.profile.epoch_ends[-1] - self.progress)
+
+    def measure(self) -> Measurement:
+        """What a training that has devices reports of its setting."""
+        app = self.spec.application
+        local, more = app.split(self.batch, self.gpus)
+        total = local * (more + 1) * self.gpus
+        sqr, var = (app.profile.at_batch(total, name)[self.epoch] for name in ("sqr", "var"))
+        noise = app.profile.batches[0] * max(float(var), 0.0) / max(float(sqr), 1e-12)
+        return Measurement(total, app.step_time(self.placement, self.batch), noise)
+
+    def give(self, grant: Grant, restart_s: float) -> None:
+        """Train so from now on; a change of the batch alone costs nothing."""
+        if grant.held and grant.held != self.held:
             self.restart_left_s = restart_s
             self.starts += 1
-        self.held = held
+        self.held = grant.held
+        self.batch = grant.batch
 
     def advance(self, now: float, seconds: float) -> None:
         """Train for ``seconds`` from ``now`` on, or until done."""
@@ -79,8 +133,7 @@ class Job:
             return
         left = seconds - self._restart(seconds)
         app = self.spec.application
-        placement: Placement = tuple(self.held[node] for node in sorted(self.held))
-        rates, ends = app.rates(placement, self.spec.batch), app.profile.epoch_ends
+        rates, ends = app.rates(self.placement, self.batch), app.profile.epoch_ends
         while left > 0 and self.finished_s is None:
             rate = float(rates[self.epoch])
             needed = float(ends[self.epoch] - self.progress) / rate
@@ -103,10 +156,24 @@ class Job:
 
 
 class Scheduler(Protocol):
-    """Decides how many devices each job holds. One object serves one replay."""
+    """Decides what each job trains with. One object serves one replay."""
 
+    def decide(self, jobs: Sequence[Job], pool: Pool) -> Mapping[str, Grant]:
+        """What the jobs that shall run train with, by name; called once a decision.
+
+        Args:
+            jobs: Jobs that are submitted and not done, in the order of their submission.
+            pool: The cluster.
+        """
+        ...
+
+
+class Sharing(ABC):
+    """A scheduler that decides on numbers of devices; the batches are those submitted."""
+
+    @abstractmethod
     def share(self, jobs: Sequence[Job], pool: Pool) -> dict[str, int]:
-        """Devices by name of job, at most the pool's in all; called once a decision.
+        """Devices by name of job, at most the pool's in all.
 
         Args:
             jobs: Jobs that are submitted and not done, in the order of their submission.
@@ -116,7 +183,21 @@ class Scheduler(Protocol):
             The jobs that shall run, in the order in which they choose their nodes. A job that
             keeps its number of devices keeps the devices.
         """
-        ...
+
+    def decide(self, jobs: Sequence[Job], pool: Pool) -> Mapping[str, Grant]:
+        """Each job on the emptiest nodes, so on as few as possible."""
+        share = self.share(jobs, pool)
+        free = dict.fromkeys(range(pool.nodes), pool.gpus_per_node)
+        by_name = {job.spec.name: job for job in jobs}
+        held = {
+            name: by_name[name].held for name, count in share.items() if count == by_name[name].gpus
+        }
+        for nodes in held.values():
+            for node, count in nodes.items():
+                free[node] -= count
+        for name in [name for name in share if name not in held]:
+            held[name] = _emptiest(free, share[name])
+        return {name: Grant(nodes, by_name[name].spec.batch) for name, nodes in held.items()}
 
 
 def replay(specs: Sequence[JobSpec], scheduler: Scheduler, pool: Pool) -> list[Job]:
@@ -146,30 +227,16 @@ def replay(specs: Sequence[JobSpec], scheduler: Scheduler, pool: Pool) -> list[J
         while came < len(jobs) and jobs[came].spec.submitted_s <= now:
             active.append(jobs[came])
             came += 1
-        _place(active, scheduler.share(active, pool), pool)
+        grants = scheduler.decide(active, pool)
         for job in active:
+            job.give(grants.get(job.spec.name, Grant({}, job.batch)), pool.restart_s)
             job.advance(now, pool.interval_s)
         now += pool.interval_s
         active = [job for job in active if job.finished_s is None]
     return jobs
 
 
-def _place(jobs: Sequence[Job], share: Mapping[str, int], pool: Pool) -> None:
-    """Give each job its share: on the emptiest nodes, so on as few as possible."""
-    free = dict.fromkeys(range(pool.nodes), pool.gpus_per_node)
-    moved = {job.spec.name: job for job in jobs}
-    for job in jobs:
-        wanted = share.get(job.spec.name, 0)
-        if wanted and wanted == job.gpus:
-            del moved[job.spec.name]
-            for node, count in job.held.items():
-                free[node] -= count
-    for name in [*share, *(moved.keys() - share.keys())]:
-        if name in moved:
-            moved[name].give(_nodes(free, share.get(name, 0)), pool.restart_s)
-
-
-def _nodes(free: dict[int, int], count: int) -> dict[int, int]:
+def _emptiest(free: dict[int, int], count: int) -> dict[int, int]:
     held: dict[int, int] = {}
     while count > 0:
         node = max(free, key=lambda n: free[n])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from mlflow_rlsched.simulator.cluster import Job, Pool, Scheduler
+import numpy as np
+
+from mlflow_rlsched.simulator.cluster import Job, Pool, Scheduler, Sharing
+from mlflow_rlsched.simulator.goodput_schedulers import FlowTime, Goodput
 from mlflow_rlsched.simulator.workload import Application, JobSpec, Placement
 
 DEMOTED_AFTER = 16 * 3600.0
 """Attained service from which a job yields to those with less, device-seconds."""
 
 
-class Fixed:
+class Fixed(Sharing):
     """First come, first served: each job gets what it asks for and keeps it to its end."""
 
     def share(self, jobs: Sequence[Job], pool: Pool) -> dict[str, int]:
@@ -26,7 +29,61 @@ class Fixed:
         return given
 
 
-class Tiresias:
+class Backfill(Sharing):
+    """First come, first served, and whoever delays nobody passes (EASY: Lifka 1995).
+
+    It is told how long jobs take. The first that does not fit is promised the time at which enough
+    devices will be free; those behind it start if they end by then, or leave it enough.
+    """
+
+    def share(self, jobs: Sequence[Job], pool: Pool) -> dict[str, int]:
+        """What they ask for, to those that run and to those whose turn it is."""
+        given = {job.spec.name: job.spec.gpus for job in jobs if job.held}
+        free = pool.gpus - sum(given.values())
+        waiting = [job for job in jobs if not job.held]
+        while waiting and waiting[0].spec.gpus <= free:
+            job = waiting.pop(0)
+            given[job.spec.name] = job.spec.gpus
+            free -= job.spec.gpus
+        if not waiting:
+            return given
+        due, spare = self._promise(
+            waiting[0], [job for job in jobs if job.spec.name in given], pool
+        )
+        for job in waiting[1:]:
+            in_time = _seconds_left(job, pool) <= due
+            if job.spec.gpus <= free and (in_time or job.spec.gpus <= spare):
+                given[job.spec.name] = job.spec.gpus
+                free -= job.spec.gpus
+                spare -= 0 if in_time else job.spec.gpus
+        return given
+
+    def _promise(self, first: Job, running: Sequence[Job], pool: Pool) -> tuple[float, int]:
+        """Seconds until the first that waits fits, and the devices that it leaves then."""
+        ends = sorted((_seconds_left(job, pool), job.spec.gpus) for job in running)
+        spare = pool.gpus - sum(gpus for _, gpus in ends) - first.spec.gpus
+        due = 0.0
+        while spare < 0:
+            due, gpus = ends.pop(0)
+            spare += gpus
+        return due, spare
+
+
+class ShortestRemaining(Sharing):
+    """Who has least left to do comes first, and takes from the others. It is told the times."""
+
+    def share(self, jobs: Sequence[Job], pool: Pool) -> dict[str, int]:
+        """What they ask for, to the shortest that fit."""
+        free = pool.gpus
+        given = {}
+        for job in sorted(jobs, key=lambda job: _seconds_left(job, pool)):
+            if job.spec.gpus <= free:
+                given[job.spec.name] = job.spec.gpus
+                free -= job.spec.gpus
+        return given
+
+
+class Tiresias(Sharing):
     """Discretised least attained service with two queues (Tiresias, Gu et al. 2019).
 
     A job runs in the first queue until its attained service reaches ``DEMOTED_AFTER``, then in
@@ -54,7 +111,7 @@ class Tiresias:
         return given
 
 
-class Optimus:
+class Optimus(Sharing):
     """Devices to where one more saves the most time (Optimus, Peng et al. 2018).
 
     It is told the steps that are left and the time of a step on any number of devices.
@@ -88,10 +145,23 @@ class Optimus:
     def _step_time(self, spec: JobSpec, gpus: int, pool: Pool) -> float:
         key = spec.application, spec.batch, gpus
         if key not in self._step_times:
-            full, rest = divmod(gpus, pool.gpus_per_node)
-            placement: Placement = (pool.gpus_per_node,) * full + ((rest,) if rest else ())
-            self._step_times[key] = spec.application.step_time(placement, spec.batch)
+            self._step_times[key] = spec.application.step_time(_packed(gpus, pool), spec.batch)
         return self._step_times[key]
+
+
+def _packed(gpus: int, pool: Pool) -> Placement:
+    """On as few nodes as can be."""
+    full, rest = divmod(gpus, pool.gpus_per_node)
+    return (pool.gpus_per_node,) * full + ((rest,) if rest else ())
+
+
+def _seconds_left(job: Job, pool: Pool) -> float:
+    """Time until a job is done on the devices that it asks for."""
+    app, spec = job.spec.application, job.spec
+    rates, ends = app.rates(_packed(spec.gpus, pool), spec.batch), app.profile.epoch_ends
+    left = np.diff(ends[job.epoch :], prepend=job.progress)
+    restart = job.restart_left_s if job.held else pool.restart_s
+    return restart + float((left / rates[job.epoch :]).sum())
 
 
 def _steps_left(job: Job) -> float:
@@ -100,8 +170,12 @@ def _steps_left(job: Job) -> float:
     return max(float(done[-1] - done[job.epoch]), 1.0)
 
 
-SCHEDULERS: dict[str, type[Scheduler]] = {
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "fixed": Fixed,
+    "backfill": Backfill,
+    "shortest": ShortestRemaining,
     "tiresias": Tiresias,
     "optimus": Optimus,
+    "goodput": Goodput,
+    "flowtime": FlowTime,
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_rlsched.simulator.cluster import Job, Pool, figures, replay
+from mlflow_rlsched.simulator.cluster import Job, Pool, Sharing, figures, replay
 from mlflow_rlsched.simulator.schedulers import DEMOTED_AFTER, Fixed, Optimus, Tiresias
 from mlflow_rlsched.simulator.workload import Application, JobSpec, Placement, read_workload
 from tests.simulator.conftest import write_table, write_workload
@@ -105,7 +105,7 @@ def test_a_device_each_comes_first(toy: Application) -> None:
     assert Optimus().share(jobs, POOL) == {"a": 1, "b": 1}
 
 
-class Alternating:
+class Alternating(Sharing):
     """Gives its only job one device, then two, and so on."""
 
     def __init__(self) -> None:
