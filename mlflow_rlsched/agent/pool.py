@@ -79,7 +79,7 @@ class Pool:
         self, device: Device, mine: int, unlocked: int, closing: Quarantine | None
     ) -> str | None:
         """Why a device is not offered although our tasks leave ``WHOLE - mine`` of it."""
-        if closing is not None and closing.until > time.time():
+        if closing is not None and self._lasts(closing):
             return f"in quarantine: {closing.reason}"
         if unlocked < WHOLE - mine:
             return None if unlocked else "held by a task of another store or user"
@@ -145,12 +145,16 @@ class Pool:
     def fault(self, device_id: str, reason: str) -> None:
         """Take a device out of the offer for a while, longer with each failure."""
         known = {q.device: q for q in self._store.quarantined(self._host)}.get(device_id)
-        if known is not None and known.until > time.time():
+        if known is not None and self._lasts(known):
             return
         failures = 1 + (known.failures if known is not None else 0)
         until = time.time() + self._quarantine_s[min(failures, len(self._quarantine_s)) - 1]
         _logger.warning("device %s is quarantined: %s", device_id, reason)
         self._store.quarantine(Quarantine(self._host, device_id, reason, until, failures))
+
+    def _lasts(self, closing: Quarantine) -> bool:
+        """Whether a quarantine is not over; the clock may have been set back meanwhile."""
+        return 0 < closing.until - time.time() < max(self._quarantine_s) + 1
 
     def proved(self, device_ids: Collection[str]) -> None:
         """Forget earlier failures of devices on which a task has just succeeded."""

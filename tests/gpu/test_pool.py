@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_a_device_is_closed_for_longer_each_time_and_forgiven_by_a_success(
     assert second.until > time.time() + 900
     assert pool.free() == {A: 0}
     pool.proved({A})
+    assert pool.free() == {A: 100}
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_a_quarantine(
+    make_pool: MakePool, store: Store
+) -> None:
+    pool = make_pool({})
+    pool.fault(A, "it failed")
+    assert pool.free() == {A: 0}
+    (before,) = store.quarantined()
+    store.quarantine(replace(before, until=before.until + 86_400))
     assert pool.free() == {A: 100}
 
 
