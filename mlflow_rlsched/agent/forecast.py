@@ -43,7 +43,8 @@ class Reservation:
     Attributes:
         in_s: Seconds from now; infinite when that is not known.
         devices: Ids of the devices; empty when that is not known.
-        after: What ends before: the holdings that it waits for.
+        after: What ends before: the holdings that it waits for. None of them, and no known time:
+            all that ends is not enough.
     """
 
     in_s: float
@@ -89,17 +90,24 @@ def earliest(
         free: Hundredths free now by device id.
         holdings: What runs.
     """
-    left = dict(free)
+    left = {device: free.get(device, 0) for device in suited}
+    room = {device for device, amount in left.items() if amount >= wants.amount}
     ends = sorted(holdings, key=lambda holding: holding.left_s)
-    for count in range(len(ends) + 1):
-        if count:
-            _give_back(left, ends[count - 1])
-        room = [device for device in suited if left.get(device, 0) >= wants.amount]
-        if len(room) >= wants.devices:
-            after = tuple(ends[:count])
-            in_s = after[-1].left_s if after else 0.0
-            return Reservation(in_s, room[: wants.devices] if math.isfinite(in_s) else (), after)
-    return Reservation(math.inf)
+    count = 0
+    while len(room) < wants.devices:
+        if count == len(ends):
+            return Reservation(math.inf)
+        for share in ends[count].shares:
+            if share.device in left:
+                left[share.device] += share.amount
+                if left[share.device] >= wants.amount:
+                    room.add(share.device)
+        count += 1
+    in_s = ends[count - 1].left_s if count else 0.0
+    if math.isinf(in_s):
+        return Reservation(in_s, after=ends[:count])
+    chosen = [device for device in suited if device in room]
+    return Reservation(in_s, chosen[: wants.devices], ends[:count])
 
 
 def forecast(

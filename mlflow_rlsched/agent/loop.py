@@ -309,8 +309,9 @@ class Agent:
             running = list(self._running.values())
             ranking, scene = self._offers.to(ready, running, self._waiting)
             found = plan(ranking, scene)
-            for task in make_way(found.waiting, self._offers.runners(running), found.scene):
-                self._preempt(self._running[task.run_id])
+            if found.waiting:
+                for task in make_way(found.waiting, self._offers.runners(running), found.scene):
+                    self._preempt(self._running[task.run_id])
             for grant in found.grants:
                 self._start(grant)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)

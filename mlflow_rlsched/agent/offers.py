@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from mlflow_rlsched.agent.forecast import held_by_run
+from mlflow_rlsched.agent.forecast import Holding, held_by_run
 from mlflow_rlsched.agent.placement import Scene, with_room
-from mlflow_rlsched.agent.pool import Pool
+from mlflow_rlsched.agent.pool import DRAIN_S, Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
 from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.agent.supervision import Supervised
@@ -43,12 +42,14 @@ class Offers:
         held = held_by_run(self._store.leases(self._host))
         shares = {s.run_id: held.pop(s.run_id, []) for s in running}
         amounts = [(s.task, sum(x.amount for x in shares[s.run_id])) for s in running]
+        holdings = [s.holding(shares[s.run_id]) for s in running]
+        holdings += [Holding(run_id, left, DRAIN_S) for run_id, left in held.items()]
         scene = Scene(
             self._configs,
             self._of,
             self._pool.free(),
             self._pool.inventory.kind,
-            [s.holding(shares[s.run_id]) for s in running],
+            holdings,
             held.keys(),
             waiting.is_late,
             self._pool.closed,
@@ -59,6 +60,7 @@ class Offers:
         """For ``make_way``: what runs."""
         kind = self._pool.inventory.kind
         shares = held_by_run(self._store.leases(self._host))
+        preemptions = self._store.endings(PREEMPTED)
         return [
             Runner(
                 s.task,
@@ -66,14 +68,10 @@ class Offers:
                 s.tuning.least_gpus * demand(s.config, nested=False, kind=kind).each,
                 "resume" in (s.can or ()),
                 s.stopping is not None or s.tuning.leaves is not None,
-                partial(self._preemptions, s.run_id),
+                preemptions.get(s.run_id, 0),
             )
             for s in running
         ]
-
-    def _preemptions(self, run_id: str) -> int:
-        attempts = self._store.attempts(run_id)
-        return sum(attempt.reason == PREEMPTED for attempt in attempts)
 
     def more_gpus(self, supervised: Supervised) -> int:
         """How many more ``gpus`` would be free for a running task if nobody waited."""

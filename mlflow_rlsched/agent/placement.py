@@ -2,13 +2,14 @@
 
 Tasks come in the order of ``ranking``. The first that does not fit is promised the devices that are
 free first; others may pass it as long as that costs it nothing: on devices that it will not use,
-or when they are surely over by then. Tasks that take no device pass.
+or when they are surely over by then. Tasks that take no device pass, and one that needs devices
+that are out of order or a stranger's holds up nobody.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_rlsched.agent.forecast import Holding, Reservation, earliest
@@ -36,7 +37,7 @@ class Scene:
         offered: Devices that a task's own limit allows, in the order to be tried.
         free: Hundredths free by device id.
         kind: Kind of this host's devices.
-        holdings: What runs.
+        holdings: What runs, and what is being emptied.
         draining: Run ids of tasks whose last attempt's devices are not empty yet.
         is_late: Whether a task waits longer than it was first promised, given what it is promised
             now in seconds: then nobody passes it any more.
@@ -75,28 +76,38 @@ class Plan:
 
 def plan(ranking: Ranking, scene: Scene) -> Plan:
     """What starts at this moment; the ranking is told of it."""
-    left = dict(scene.free)
+    left, holdings = dict(scene.free), list(scene.holdings)
     grants: list[Grant] = []
     waiting: list[Task] = []
     first: Reservation | None = None  # of the first task that does not fit
+    unfit: set[Hashable] = set()  # what did not fit will not: devices only become fewer
     for task in ranking:
         config, wants = scene.configs(task), scene.wants(task)
-        learns = task.priority == LEARNING_PRIORITY  # it would have to make way at once
-        if first is not None and wants.devices and (math.isinf(first.in_s) or learns):
+        blocked = first is not None and math.isinf(first.in_s)
+        if task.priority == LEARNING_PRIORITY:  # it would have to make way at once
+            blocked = first is not None or bool(waiting)
+        if wants.devices and blocked:
             waiting.append(task)
             continue
         if task.exit_reason == RESIZED and task.run_id in scene.draining:
             first = Reservation(math.inf)
             continue
+        stays = first is not None and (config.timeout_s or math.inf) > first.in_s
+        limit = task.spec.device_limit
+        kind = (wants, config.requires, config.gpu_fraction, limit and tuple(limit), stays)
+        if kind in unfit:
+            waiting.append(task)
+            continue
         fitting = with_room(config, wants, scene.offered(task), left)
-        if first is not None and (config.timeout_s or math.inf) > first.in_s:
+        if first is not None and stays:
             fitting = [device for device in fitting if device not in first.devices]
         if wants.amount < 100:
             fitting.sort(key=lambda device: left[device])  # fill what is begun already
         chosen = fitting[: wants.devices]
         del chosen[len(chosen) - len(chosen) % wants.each :]
         if len(chosen) < wants.least:
-            first = first or _promised(task, wants, scene, left)
+            first = first or _promised(task, wants, scene, left, holdings)
+            unfit.add(kind)
             waiting.append(task)
             continue
         for device_id in chosen:
@@ -104,17 +115,23 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
         ranking.give(task, wants.amount * len(chosen))
         shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
         grants.append(Grant(task, shares))
+        holdings.append(Holding(task.run_id, shares, config.timeout_s or math.inf))
     return Plan(grants, waiting, replace(scene, free=left))
 
 
 def _promised(
-    task: Task, wants: Demand, scene: Scene, left: Mapping[str, int]
+    task: Task,
+    wants: Demand,
+    scene: Scene,
+    left: Mapping[str, int],
+    holdings: Sequence[Holding],
 ) -> Reservation | None:
+    """What a task that does not fit can count on; None while devices that it needs are missing."""
     config, offered = scene.configs(task), scene.offered(task)
     suited = [d.id for d in offered if suits(d, config) and d.id not in scene.closed]
-    if len(suited) < wants.least:
+    found = earliest(wants, suited, left, holdings)
+    if math.isinf(found.in_s) and not found.after:
         return None
-    found = earliest(wants, suited, left, scene.holdings)
     return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
 
 

@@ -59,8 +59,7 @@ class Pool:
     def free(self) -> dict[str, int]:
         """Hundredths free by device id; ``notes`` says why others are not offered."""
         leased = _leased(self._store.leases(self._host))
-        now = time.time()
-        closed = {q.device: q for q in self._store.quarantined(self._host) if q.until > now}
+        closed = {q.device: q for q in self._store.quarantined(self._host) if self._lasts(q)}
         self.closed = set(closed)
         free: dict[str, int] = {}
         self.notes = {}
@@ -157,12 +156,16 @@ class Pool:
     def fault(self, device_id: str, reason: str) -> None:
         """Take a device out of the offer for a while, longer with each failure."""
         known = {q.device: q for q in self._store.quarantined(self._host)}.get(device_id)
-        if known is not None and known.until > time.time():
+        if known is not None and self._lasts(known):
             return
         failures = 1 + (known.failures if known is not None else 0)
         until = time.time() + self._quarantine_s[min(failures, len(self._quarantine_s)) - 1]
         _logger.warning("device %s is quarantined: %s", device_id, reason)
         self._store.quarantine(Quarantine(self._host, device_id, reason, until, failures))
+
+    def _lasts(self, closing: Quarantine) -> bool:
+        """Whether a quarantine is not over; the clock may have been set back meanwhile."""
+        return 0 < closing.until - time.time() < max(self._quarantine_s) + 1
 
     def proved(self, device_ids: Collection[str]) -> None:
         """Forget earlier failures of devices on which a task has just succeeded."""

@@ -31,7 +31,7 @@ class Runner:
         least: Devices of these that it needs to go on.
         resumes: Whether it goes on from a checkpoint after a stop.
         leaves: Whether it was asked to stop already.
-        preemptions: How often it was preempted so far; asked only where it matters.
+        preemptions: How often it was preempted so far.
     """
 
     task: Task
@@ -39,7 +39,7 @@ class Runner:
     least: int
     resumes: bool
     leaves: bool
-    preemptions: Callable[[], int]
+    preemptions: int
 
 
 def make_way(waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene) -> list[Task]:
@@ -56,9 +56,15 @@ def make_way(waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene) -
     learning = [r.task for r in runners if r.task.priority == LEARNING_PRIORITY]
     if learning or any(runner.leaves for runner in runners):
         return learning  # first see what that leaves
-    lower = [r for r in runners if r.resumes and r.task.priority < first.priority and r.shares]
+    lower = [
+        runner
+        for runner in runners
+        if runner.task.priority < first.priority
+        and runner.resumes
+        and runner.shares
+        and runner.preemptions < MOST
+    ]
     lower.sort(key=lambda runner: (runner.task.priority, -runner.task.order))
-    lower = [runner for runner in lower if runner.preemptions() < MOST]
     shrinking = [runner for runner in lower if runner.least < len(runner.shares)]
     return (
         _enough(first, shrinking, scene, lambda runner: runner.shares[runner.least :])
@@ -73,18 +79,26 @@ def _enough(
     scene: Scene,
     given: Callable[[Runner], Sequence[DeviceShare]],
 ) -> list[Task] | None:
-    """The first few of the runners whose devices are enough for a task; None when all are not."""
+    """The first few of the runners whose devices are enough for a task; None when all are not.
+
+    None of them where what is free is enough: then it waits for its turn only.
+    """
     config, wants = scene.configs(first), scene.wants(first)
-    left = dict(scene.free)
     suited = [device.id for device in scene.offered(first) if suits(device, config)]
+    left = {device: scene.free.get(device, 0) for device in suited}
+    room = {device for device, amount in left.items() if amount >= wants.amount}
     chosen: list[Task] = []
+    if len(room) >= wants.devices:
+        return chosen
     for runner in runners:
-        gives = [share for share in given(runner) if share.device in suited]
+        gives = [share for share in given(runner) if share.device in left]
         if not gives:
             continue
         chosen.append(runner.task)
         for share in gives:
-            left[share.device] = left.get(share.device, 0) + share.amount
-        if sum(left.get(device, 0) >= wants.amount for device in suited) >= wants.devices:
+            left[share.device] += share.amount
+            if left[share.device] >= wants.amount:
+                room.add(share.device)
+        if len(room) >= wants.devices:
             return chosen
     return None

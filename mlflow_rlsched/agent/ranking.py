@@ -7,6 +7,7 @@ experiment that holds least, then the oldest.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -63,12 +64,18 @@ class Ranking:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks; what is given meanwhile counts for those that follow."""
-        while self._groups:
-            group = min(self._groups, key=self._place)
+        places = [(self._place(group), group) for group in self._groups]
+        heapq.heapify(places)
+        while places:
+            known, group = places[0]
+            place = self._place(group)
+            if place != known:  # it holds more by now, or its oldest task was handed out
+                heapq.heapreplace(places, (place, group))
+                continue
             tasks = self._groups[group]
             yield tasks.popleft()
             if not tasks:
-                del self._groups[group]
+                heapq.heappop(places)
 
     def _place(self, group: _Group) -> tuple[bool, int, int, int, int]:
         settled, priority, user, experiment = group

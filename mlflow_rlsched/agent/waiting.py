@@ -6,6 +6,7 @@ may neither end a task that waits nor keep it from being tried again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -59,10 +60,12 @@ class Waiting:
 
         Args:
             task: The task.
-            promised_s: Seconds in which it can start by what is known now.
+            promised_s: Seconds in which it can start by what is known now; infinite is no promise.
         """
         now = time.monotonic()
-        return now > self._promises.setdefault(task.run_id, now + promised_s)
+        if math.isfinite(promised_s):
+            self._promises.setdefault(task.run_id, now + promised_s)
+        return now > self._promises.get(task.run_id, math.inf)
 
     def is_overdue(self, task: Task, config: RunConfig) -> bool:
         """Whether a task that was seen waits longer than its ``queue_timeout_s``."""

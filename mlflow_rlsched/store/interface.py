@@ -142,6 +142,10 @@ class Store(ABC):
         """Attempts of a task, oldest first."""
 
     @abstractmethod
+    def endings(self, reason: str) -> Mapping[str, int]:
+        """How many attempts of each running task ended for a reason, by run id; 0 is left out."""
+
+    @abstractmethod
     def heartbeat(self, host: str, samples: Mapping[str, int], now: float) -> None:
         """Vouch for running attempts of a host, and keep their tasks' ``samples``.
 

@@ -21,11 +21,13 @@ class TaskReader:
     """Makes tasks of rows, and keeps their specifications.
 
     A specification belongs to one submission (``order``) and never changes, and to parse it
-    costs more than all the rest of a task.
+    costs more than all the rest of a task. Those that were not asked for since ``MAX_CACHED_SPECS``
+    others were are forgotten.
     """
 
     def __init__(self) -> None:
         self._specs: dict[int, TaskSpec] = {}
+        self._older: dict[int, TaskSpec] = {}
 
     def one(self, connection: Connection, run_id: str) -> Task | None:
         """The task of a run, or None."""
@@ -42,9 +44,10 @@ class TaskReader:
         ]
 
     def _load(self, connection: Connection, orders: Sequence[int]) -> Mapping[int, TaskSpec]:
-        specs = self._specs
-        if len(specs) > MAX_CACHED_SPECS:
-            specs = self._specs = {}
+        if len(self._specs) > MAX_CACHED_SPECS:
+            self._specs, self._older = {}, self._specs
+        specs, older = self._specs, self._older
+        specs.update((order, older[order]) for order in orders if order in older)
         missing = [order for order in orders if order not in specs]
         for start in range(0, len(missing), MAX_VARIABLES):
             some = TASKS.c.order.in_(missing[start : start + MAX_VARIABLES])

@@ -343,6 +343,19 @@ class SqlStore(Store):
             attempts.append(Attempt(**row._asdict() | {"devices": shares}))
         return attempts
 
+    @_reads
+    def endings(self, connection: Connection, reason: str) -> Mapping[str, int]:
+        statement = (
+            select(ATTEMPTS.c.run_id, func.count())
+            .where(
+                ATTEMPTS.c.run_id == TASKS.c.run_id,
+                TASKS.c.state == State.RUNNING.value,
+                ATTEMPTS.c.reason == reason,
+            )
+            .group_by(ATTEMPTS.c.run_id)
+        )
+        return dict(list(connection.execute(statement)))
+
     @_writes
     def heartbeat(
         self, connection: Connection, host: str, samples: Mapping[str, int], now: float

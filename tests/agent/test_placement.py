@@ -62,7 +62,10 @@ def test_each_gets_its_own_in_order() -> None:
 
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     asked = [task("big", gpus=3), task("small", gpus=1)]
-    assert grants(asked, GPUS, {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}) == []
+    free = {"GPU-0": 100, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}
+    held = (Holding("r", (DeviceShare("GPU-2"), DeviceShare("GPU-3"))),)
+    assert grants(asked, GPUS, free, holdings=held) == []
+    assert grants(asked, GPUS, free) == [("small", [("GPU-0", 100)])], "two are out of order"
 
 
 def test_who_needs_a_device_in_quarantine_holds_back_nobody() -> None:
@@ -156,6 +159,7 @@ def test_nobody_passes_one_whose_start_is_not_known_or_late() -> None:
 def test_what_learns_fills_no_hole_that_somebody_waits_for() -> None:
     learns = task("learns", priority=LEARNING_PRIORITY, timeout_s=1)
     assert grants([task("big", gpus=3), learns], GPUS, HALF, holdings=RUNNING) == []
+    assert grants([task("big", gpus=3), learns], GPUS, HALF) == []
 
 
 @given(st.data())

@@ -20,7 +20,7 @@ def runner(name: str, *devices: int, priority: int = 0, order: int = 0, **more: 
         "least": len(devices),
         "resumes": True,
         "leaves": False,
-        "preemptions": lambda: 0,
+        "preemptions": 0,
         **more,
     }
     shares = [DeviceShare(f"GPU-{device}") for device in devices]
@@ -64,9 +64,7 @@ def test_runs_that_can_shrink_come_first() -> None:
     assert victims([task("w", priority=1, gpus=3)], running) == ["rigid", "elastic"]
 
 
-@pytest.mark.parametrize(
-    "more", [{"resumes": False}, {"preemptions": lambda: MOST}, {"priority": 1}]
-)
+@pytest.mark.parametrize("more", [{"resumes": False}, {"preemptions": MOST}, {"priority": 1}])
 def test_who_cannot_resume_or_had_to_too_often_stays(more: dict[str, Any]) -> None:
     assert victims([task("w", priority=1, gpus=4)], [runner("r", 0, 1, 2, 3, **more)]) == []
 
@@ -74,6 +72,12 @@ def test_who_cannot_resume_or_had_to_too_often_stays(more: dict[str, Any]) -> No
 def test_nobody_else_is_asked_while_somebody_leaves() -> None:
     running = [runner("leaves", 0, 1, leaves=True), runner("stays", 2, 3)]
     assert victims([task("w", priority=1, gpus=4)], running) == []
+
+
+def test_nobody_makes_way_for_one_that_would_fit() -> None:
+    waiting = [task("w", priority=1, gpus=2)]
+    assert victims(waiting, [runner("r", 0, 1)]) == [], "it waits for its turn only"
+    assert victims(waiting, [runner("r", 0, 1, 2)]) == ["r"]
 
 
 def test_devices_that_do_not_suit_are_not_taken() -> None:

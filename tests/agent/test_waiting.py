@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -105,6 +106,21 @@ def test_a_new_attempt_begins_a_new_wait(clocks: Clocks) -> None:
     assert not waits.is_overdue(task, settings)
     waits.forget("r")
     assert waits.see(task, settings)
+
+
+def test_the_first_promise_counts_and_what_is_not_known_is_none(clocks: Clocks) -> None:
+    waits, task = Waiting(), queued(clocks)
+    waits.see(task, config())
+    assert not waits.is_late(task, math.inf)
+    clocks.pass_(100)
+    assert not waits.is_late(task, 50)
+    clocks.pass_(50)
+    assert not waits.is_late(task, 50)
+    clocks.pass_(1)
+    assert waits.is_late(task, 50)
+    assert waits.is_late(task, math.inf)
+    waits.forget("r")
+    assert not waits.is_late(task, 50)
 
 
 def test_the_next_look_is_when_a_delay_ends_that_had_not_at_the_last(clocks: Clocks) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow_rlsched import processes
 from tests.chaos import submitter
-from tests.chaos.plans import Kill, Plan, Submit
+from tests.chaos.plans import Change, Event, Kill, Plan, Submit
 from tests.world import FAULTY, World, wait_for
 
 MOMENT_WITHIN_S = 0.7
@@ -31,30 +31,39 @@ class Havoc:
 
     Attributes:
         accepted: Runs whose submission returned.
+        cancelled: Those of them whose cancellation was accepted.
     """
 
     def __init__(self, world: World) -> None:
         self.accepted: list[str] = []
+        self.cancelled: set[str] = set()
         self._world = world
         self._submitters: list[ForkServerProcess] = []
         self._count = 0
 
     def wreak(self, plan: Plan) -> None:
-        """Submit and kill."""
+        """Do what the plan says."""
         for event, pause in zip(plan.events, plan.pauses, strict=True):
             print(f"{datetime.now():%H:%M:%S.%f} {event}")  # shown when the test fails
-            if isinstance(event, Submit):
-                self._submit(event)
-            else:
-                self._kill(event)
+            self._do(event)
             time.sleep(pause)
 
-    def see_to_the_end(self, patience_s: float) -> None:
+    def _do(self, event: Event) -> None:
+        if isinstance(event, Submit):
+            self._submit(event)
+        elif isinstance(event, Kill):
+            self._kill(event)
+        elif isinstance(event, Change):
+            self._change(event)
+        else:
+            self._restart_agent()
+
+    def see_to_the_end(self, patience_s: float, within_s: float = OVER_WITHIN_S) -> None:
         """Wait until all is over; start an agent where none is, as a person would."""
         print(f"{datetime.now():%H:%M:%S.%f} see to the end")
         world = self._world
         start_at = time.monotonic() + (patience_s if self._has_keepers() else 0.0)
-        deadline = time.monotonic() + OVER_WITHIN_S
+        deadline = time.monotonic() + within_s
         while not self._is_over():
             now = time.monotonic()
             assert now < deadline, self._describe()
@@ -96,7 +105,7 @@ class Havoc:
         world = self._world
         self._count += 1
         params = what.params | {"ledger": world.root / f"ledger-{self._count}"}
-        config = SETTINGS | {"cpu_slots": what.slots}
+        config = SETTINGS | {"cpu_slots": what.slots} | what.config
         if not what.by_process:
             run = world.submit(FAULTY, what.entry_point, params, config)
             self.accepted.append(run.run_id)
@@ -115,9 +124,27 @@ class Havoc:
     def _kill(self, kill: Kill) -> None:
         self._wait_for_moment(kill.moment)
         time.sleep(kill.delay_s)
-        processes.send(self._victims(kill.victim), signal.SIGKILL)
+        victims = sorted(self._victims(kill.victim))
+        if victims and kill.which is not None:
+            victims = [victims[kill.which % len(victims)]]
+        processes.send(victims, signal.SIGKILL)
         if kill.restart:
             self._world.agent.start()
+
+    def _change(self, change: Change) -> None:
+        run_id = self.accepted[change.run % len(self.accepted)]
+        if change.priority is not None:
+            self._world.store.prioritize(run_id, change.priority)
+        elif self._world.store.request_cancel(run_id, "somebody"):
+            self.cancelled.add(run_id)
+        self._world.agent.wake()
+
+    def _restart_agent(self) -> None:
+        agents = self._victims("agent")
+        processes.send(agents, signal.SIGTERM)
+        # What it has to tell is told first; a shim may have started the next one by then.
+        wait_for(lambda: not set(agents) & set(self._victims("agent")), 90)
+        self._world.agent.start()
 
     def _victims(self, kind: str) -> list[int]:
         submitters = [p.pid for p in self._submitters if p.is_alive() and p.pid is not None]

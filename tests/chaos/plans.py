@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 MOMENTS = {
     "any": 0.8,
@@ -26,12 +27,14 @@ class Submit:
         params: Its parameters.
         slots: CPU slots that it asks for.
         by_process: Whether a process of its own submits it and waits for it.
+        config: More of its configuration.
     """
 
     entry_point: str
     params: dict[str, float]
     slots: int
     by_process: bool
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,35 @@ class Kill:
         moment: A key of ``MOMENTS``.
         delay_s: Seconds after that moment.
         restart: Whether a person starts an agent right after it.
+        which: Place of the one process that is killed among those; None for all of them.
     """
 
     victim: str
     moment: str
     delay_s: float
     restart: bool
+    which: int | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a person does to a run that was submitted.
+
+    Attributes:
+        run: Its place among those that were submitted.
+        priority: Its new priority, or None to cancel it.
+    """
+
+    run: int
+    priority: int | None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A person stops the agent and starts it again."""
+
+
+Event = Submit | Kill | Change | Restart
 
 
 @dataclass(frozen=True)
@@ -62,7 +88,7 @@ class Plan:
             there are any.
     """
 
-    events: tuple[Submit | Kill, ...]
+    events: tuple[Event, ...]
     pauses: tuple[float, ...]
     patience_s: float
 
@@ -82,6 +108,54 @@ def draw(seed: int) -> Plan:
             events.insert(at + 1, _kill(rng, "submitter", moment))
     pauses = tuple(_pause(rng, event) for event in events)
     return Plan(tuple(events), pauses, 10.0 if rng.random() < 0.15 else 0.0)
+
+
+CROWD = 12
+"""Runs of a crowd."""
+
+
+def draw_crowd(seed: int, seconds: float) -> Plan:
+    """The plan of a seed for a crowd: many runs at once, and trouble for so many seconds."""
+    rng = random.Random(seed)
+    runs: list[Event] = [_member(rng, number, seconds) for number in range(CROWD)]
+    rng.shuffle(runs)
+    events = runs[: CROWD - 2]
+    pauses = [0.0] * len(events)
+    while sum(pauses) < seconds:
+        events.append(_trouble(rng))
+        pauses.append(rng.uniform(0.2, 2.0))
+        if len(runs) > CROWD - 2 and rng.random() < 0.2:
+            events.append(runs.pop())  # somebody who comes later
+            pauses.append(0.0)
+    late = runs[CROWD - 2 :]
+    return Plan((*events, *late), (*pauses, *[0.0] * len(late)), 0.0)
+
+
+def _member(rng: random.Random, number: int, seconds: float) -> Submit:
+    """A run of a crowd: four of twelve are elastic, two run out of memory, one fails."""
+    steps = {"steps": rng.randint(4, 10), "step_s": seconds / 60}
+    config: dict[str, Any] = {"priority": rng.randint(-1, 2), "decision_interval_s": 0.5}
+    if number < 4:
+        config["gpus"] = {"initial": rng.randint(1, 2), "min": 1, "max": 3}
+        steps["steps"] = rng.randint(20, 30)  # so that there is time for a change
+        return Submit("count", steps | {"every": 2}, 1, False, config)
+    if number < 6:
+        return Submit("count", steps | {"every": 3, "fits": 60}, 1, False, config)
+    if number < 9:
+        return Submit("count", steps | {"every": 3}, rng.randint(1, 3), False, config)
+    return Submit("script", steps | {"exit_code": 3 * (number == 9)}, 1, False, config)
+
+
+def _trouble(rng: random.Random) -> Event:
+    drawn = rng.random()
+    if drawn < 0.25:
+        return Change(rng.randrange(CROWD), rng.randint(-2, 5))
+    if drawn < 0.32:
+        return Change(rng.randrange(CROWD), None)
+    if drawn < 0.4:
+        return Restart()
+    victim = rng.choice(["training", "training", "shim", "agent"])
+    return replace(_kill(rng, victim), which=rng.randrange(8))
 
 
 def _submit(rng: random.Random, by_process: bool = False) -> Submit:

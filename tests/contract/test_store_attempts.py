@@ -209,3 +209,17 @@ def test_only_a_queued_task_ends_in_the_queue(store: Store) -> None:
     store.claim("b", "here", [], now=5.0)
     assert store.end_queued("b", FAILED, now=6.0) is False
     assert store.end_queued("nobody", FAILED, now=6.0) is False
+
+
+def test_endings_of_what_runs_are_counted_by_their_reason(store: Store) -> None:
+    submit(store, "a", "b", "c")
+    preempted = Ending(State.QUEUED, "preempted", "")
+    for run_id, endings in (("a", [preempted, AGAIN, preempted]), ("b", [AGAIN]), ("c", [])):
+        for number, ending in enumerate(endings, start=1):
+            store.claim(run_id, "here", [], now=1.0)
+            store.end_attempt(run_id, number, ending, now=2.0)
+        store.claim(run_id, "here", [], now=3.0)
+    assert store.endings("preempted") == {"a": 2}
+    assert store.endings(AGAIN.reason) == {"a": 1, "b": 1}
+    store.end_attempt("a", 4, DONE, now=4.0)
+    assert store.endings("preempted") == {}, "it does not run any more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,17 @@ def test_a_device_that_stays_lost_is_tried_again_less_and_less_often(
     assert pool.closed == {A}
     box.write({})
     assert pool.free() == {A: 0}, "not before its time"
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_a_quarantine(
+    make_pool: MakePool, store: Store
+) -> None:
+    pool = make_pool({})
+    pool.fault(A, "it failed")
+    assert pool.free() == {A: 0}
+    (before,) = store.quarantined()
+    store.quarantine(replace(before, until=before.until + 86_400))
+    assert pool.free() == {A: 100}
 
 
 def test_a_stranger_is_named(make_pool: MakePool) -> None:

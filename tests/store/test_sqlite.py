@@ -24,6 +24,7 @@ from mlflow_rlsched.store import (
     StoreGone,
     Transition,
     open_store,
+    rows,
     schema,
     sqlite,
 )
@@ -423,3 +424,17 @@ def test_a_newer_store_is_refused_untouched(path: Path) -> None:
     with pytest.raises(StoreError, match=rf"newer.*schema 7, this one knows {PRESENT}.*upgrade"):
         open_at(path)
     assert version(path) == 7
+
+
+def test_specifications_that_are_not_read_for_long_are_forgotten_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MAX_CACHED_SPECS", 2)
+    store = open_store(f"sqlite:///{tmp_path}/store.db")
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        store.submit(make_spec(name), 0, now=1.0)
+    for _ in range(3):
+        assert [task.spec.run_id for task in store.tasks()] == names
+        assert [store.get(name).spec.run_id for name in names] == names  # type: ignore[union-attr]
+    store.close()
