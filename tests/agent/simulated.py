@@ -188,7 +188,7 @@ class Host:
     Attributes:
         trainings: All attempts there were, by their directory.
         fuse: State changes until the agent dies (``Killed``) or its store is in trouble.
-        on_launch: Called before each launch with the task and the agent's host.
+        on_launch: Called before each launch with the task.
     """
 
     def __init__(self, root: Path) -> None:
@@ -256,12 +256,12 @@ class Host:
 
     # What the agent does
 
-    def tick(self, woken: bool = True) -> None:
+    def tick(self) -> None:
         """Let the agent work once; one that is dead is started before."""
         try:
             if self.agent is None:
                 self.agent = loop.Agent(self._files)
-            self.agent.tick(woken)
+            self.agent.tick(True)
         except Killed:
             self.kill_agent()
         except StoreError:
