@@ -55,7 +55,7 @@ class Lives(RuleBasedStateMachine):
         super().__init__()
         self.root = folder_in_memory()
         self.host = Host(self.root)
-        self.host.on_launch = self.nobody_like_it_is_passed
+        self.host.on_claim = self.nobody_like_it_is_passed
         self.runs: list[str] = []
 
     def teardown(self) -> None:
@@ -205,14 +205,17 @@ class Lives(RuleBasedStateMachine):
             assert gpus["min"] <= len(used) == len(attempt.devices) <= gpus["max"]
             assert used <= set(task.spec.device_limit or used)
 
-    def nobody_like_it_is_passed(self, starts: Task) -> None:
+    def nobody_like_it_is_passed(self, run_id: str) -> None:
         """Of those who want the same, the one that ranks first starts first."""
-        agent = self.host.agent
+        agent, starts = self.host.agent, self.host.store.get(run_id)
         assert agent is not None
+        assert starts is not None
         if starts.exit_reason == RESIZED or not starts.spec.config["gpus"]["initial"]:
             return
         for task in self.host.unfinished():
-            waits = task.state is State.QUEUED and task.run_id in agent._waiting._waits
+            waits = task.state is State.QUEUED and task.run_id in {*agent._waiting._waits} - {
+                run_id
+            }
             if waits and task.cancel_by is None and agent._waiting.is_ready(task):
                 alike = [
                     (t.gpus, t.spec.config, t.spec.device_limit, t.spec.experiment_id)
@@ -240,7 +243,8 @@ class Lives(RuleBasedStateMachine):
             if all(task.state.final and task.tracked for task in tasks) and not host.store.leases():
                 break
         else:
-            raise AssertionError(f"not over: {host.unfinished()}, {host.store.leases()}")
+            untold = [task for task in tasks if not (task.state.final and task.tracked)]
+            raise AssertionError(f"not over: {untold}, {host.store.leases()}")
         self.check()
 
 
