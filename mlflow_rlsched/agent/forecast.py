@@ -92,7 +92,7 @@ def earliest(
     """
     left = {device: free.get(device, 0) for device in suited}
     room = {device for device, amount in left.items() if amount >= wants.amount}
-    ends = sorted(holdings, key=lambda holding: holding.left_s)
+    ends = tuple(sorted(holdings, key=lambda holding: holding.left_s))
     count = 0
     while len(room) < wants.devices:
         if count == len(ends):

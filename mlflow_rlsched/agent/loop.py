@@ -76,6 +76,7 @@ class Agent:
         self._pressure = 0.0
         self._started_at = time.time()
         self._has_taken_over = False
+        self._interrupted = True  # a tick, or an earlier agent, that could not tell all
         self._drained = False
         self._alarms: dict[Callable[[], None], float] = {}
 
@@ -97,6 +98,10 @@ class Agent:
             self._take_over()
             self._tracker.start()
             self._has_taken_over = True
+        if self._interrupted:
+            for task in self._store.untracked(self._host):
+                self._teller.over(task)
+        self._interrupted = True
         ended = self._supervise()
         self._drained = False
         self._every(PASS_S, self._drain, woken or ended or self._pool.draining)
@@ -105,6 +110,7 @@ class Agent:
         self._every(UPLOAD_S, self._upload)
         at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
         self._every(PASS_S, self._schedule, at_once)
+        self._interrupted = False
         return self.has_work()
 
     def _drain(self) -> None:
@@ -168,12 +174,10 @@ class Agent:
     # Running attempts
 
     def _take_over(self) -> None:
-        """Adopt what ran under an earlier agent, and tell MLflow what that one could not."""
+        """Adopt what ran under an earlier agent."""
         for task in self._tasks([State.RUNNING]):
             with _contained(task.run_id):
                 self._adopt(task)
-        for task in self._store.untracked(self._host):
-            self._teller.over(task)
 
     def _adopt(self, task: Task) -> None:
         """Look after a running attempt from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -164,9 +165,9 @@ class Policies:
 class Fused:
     """A store whose calls are moments at which the agent may die or meet trouble."""
 
-    def __init__(self, store: Store, point: Callable[[], None]) -> None:
+    def __init__(self, store: Store, host: Host) -> None:
         self._store = store
-        self._point = point
+        self._host = host
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -174,9 +175,11 @@ class Fused:
             return method
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._point()
+            self._host.moment()
+            if name == "claim":
+                self._host.on_claim(args[0])
             result = method(*args, **kwargs)
-            self._point()
+            self._host.moment()
             return result
 
         return call
@@ -188,7 +191,7 @@ class Host:
     Attributes:
         trainings: All attempts there were, by their directory.
         fuse: State changes until the agent dies (``Killed``) or its store is in trouble.
-        on_launch: Called before each launch with the task and the agent's host.
+        on_claim: Called before each claim with the run.
     """
 
     def __init__(self, root: Path) -> None:
@@ -197,7 +200,7 @@ class Host:
         self.policies = Policies()
         self.trainings: dict[Path, Training] = {}
         self.fuse: tuple[int, type[BaseException]] | None = None
-        self.on_launch: Callable[[Task], None] = lambda task: None
+        self.on_claim: Callable[[str], None] = lambda run_id: None
         self.agent: loop.Agent | None = None
         self._can: dict[str, list[str]] = {}
         self._root = root
@@ -211,7 +214,7 @@ class Host:
                 self._patches.enter_context(patch.object(module, "time", self.clock))
         fakes: dict[str, Any] = {
             "open_inventory": lambda: self.gpus,
-            "open_store": lambda url: Fused(open_store(url), self._moment),
+            "open_store": lambda url: Fused(open_store(url), self),
             "LocalExecutor": lambda environ: self,
             "Policies": lambda *_: self.policies,
             "Tracker": Tracker,
@@ -245,7 +248,7 @@ class Host:
             run_id,
             experiment_id=str(number % 2),
             user=user_name(),
-            host=None,
+            host=socket.gethostname(),
             run_dir=str(run_dir),
             device_limit=limit,
             config=config.model_dump(mode="json"),
@@ -256,12 +259,12 @@ class Host:
 
     # What the agent does
 
-    def tick(self, woken: bool = True) -> None:
+    def tick(self) -> None:
         """Let the agent work once; one that is dead is started before."""
         try:
             if self.agent is None:
                 self.agent = loop.Agent(self._files)
-            self.agent.tick(woken)
+            self.agent.tick(True)
         except Killed:
             self.kill_agent()
         except StoreError:
@@ -284,7 +287,8 @@ class Host:
             self.store.mark_tracked(run_id)
         tracker.told.clear()
 
-    def _moment(self) -> None:
+    def moment(self) -> None:
+        """A state change: the agent dies here, or meets trouble, where the fuse says so."""
         if self.fuse is None:
             return
         left, trouble = self.fuse
@@ -295,9 +299,7 @@ class Host:
     # What the shims do, in the place of the executor
 
     def launch(self, run_dir: Path, spec: protocol.AttemptSpec) -> Path:
-        self._moment()
-        task = self.store.get(spec.run_id)
-        assert task is not None
+        self.moment()
         training = Training(spec, protocol.attempt_dir(run_dir, spec.attempt), self.clock.now)
         assert training.folder not in self.trainings, "an attempt is launched once"
         assert all(other.run_id != spec.run_id for other in self.live()), "one attempt at a time"
@@ -306,13 +308,12 @@ class Host:
             assert used[device] + amount <= 100, f"{device} is over-leased"
             if amount == 100:
                 assert not self.gpus.is_dirty(device), f"{device} is not empty yet"
-        self.on_launch(task)
         self.trainings[training.folder] = training
-        self._moment()
+        self.moment()
         return training.folder
 
     def stop(self, folder: Path, reason: str, grace_s: float) -> None:
-        self._moment()
+        self.moment()
         training = self.trainings.get(folder)
         if training is not None:
             first, until = training.asked or (reason, self.clock.now + grace_s)
