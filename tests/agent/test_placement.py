@@ -70,11 +70,14 @@ def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
 
 def test_who_needs_a_device_in_quarantine_holds_back_nobody() -> None:
     free = {"GPU-0": 0, "GPU-1": 100, "GPU-2": 0, "GPU-3": 0}
+    held = (Holding("r", tuple(DeviceShare(f"GPU-{n}") for n in (0, 2, 3))),)
     asked = [task("big", gpus=4), task("small", gpus=1)]
-    assert grants(asked, GPUS, free) == []
-    assert grants(asked, GPUS, free, closed=("GPU-0",)) == [("small", [("GPU-1", 100)])]
+    assert grants(asked, GPUS, free, holdings=held) == []
+    starts = [("small", [("GPU-1", 100)])]
+    assert grants(asked, GPUS, free, holdings=held, closed=("GPU-0",)) == starts
     asked = [task("three", gpus=3), task("small", gpus=1)]
-    assert grants(asked, GPUS, free, closed=("GPU-0",)) == [], "there are three in order"
+    closed = grants(asked, GPUS, free, holdings=held, closed=("GPU-0",))
+    assert closed == [], "there are three in order"
 
 
 def resized(run_id: str, goes_on_with: int, **settings: Any) -> Task:

@@ -167,7 +167,7 @@ def test_a_device_that_does_not_answer_is_closed(
 def test_a_device_is_closed_for_longer_each_time_and_forgiven_by_a_success(
     make_pool: MakePool, store: Store
 ) -> None:
-    pool = make_pool({}, quarantine_s=(0.05, 1000))
+    pool = make_pool({}, quarantine_s=(1, 1000))
     pool.fault(A, "it failed")
     pool.fault(A, "it failed, again, while it was closed")
     (first,) = store.quarantined()
