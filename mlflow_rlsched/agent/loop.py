@@ -229,9 +229,14 @@ class Agent:
         elif supervised.stopping is None and supervised.tuning.is_due():
             free = None
             if supervised.tuning.is_elastic:
-                free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised)
+                free = self._more_gpus(supervised)
             self._keep(supervised, supervised.tuning.decide(self._pressure, free))
         return False
+
+    def _more_gpus(self, supervised: Supervised) -> int:
+        if self._pressure > 0:
+            return 0
+        return self._offers.more_gpus(supervised, self._running.values())
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
         """Tell a decision, and keep its transition."""
@@ -314,7 +319,8 @@ class Agent:
             ranking, scene = self._offers.to(ready, running, self._waiting)
             found = plan(ranking, scene)
             if found.waiting:
-                for task in make_way(found.waiting, self._offers.runners(running), found.scene):
+                runners = self._offers.runners(running)
+                for task in make_way(found.waiting, runners, found.scene, ranking):
                     self._preempt(self._running[task.run_id])
             for grant in found.grants:
                 self._start(grant)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from mlflow_rlsched.agent.forecast import Holding, held_by_run
-from mlflow_rlsched.agent.placement import Scene, with_room
+from mlflow_rlsched.agent.placement import Scene, with_room, within_quota
 from mlflow_rlsched.agent.pool import DRAIN_S, Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
 from mlflow_rlsched.agent.ranking import Ranking
@@ -54,7 +55,10 @@ class Offers:
             waiting.is_late,
             self._pool.closed,
         )
-        return Ranking(ready, waiting.waited_s, amounts), scene
+        return Ranking(ready, waiting.waited_s, amounts, self._weight), scene
+
+    def _weight(self, task: Task) -> float:
+        return self._configs(task).weights.get(task.spec.user, 1.0)
 
     def runners(self, running: Sequence[Supervised]) -> list[Runner]:
         """For ``make_way``: what runs."""
@@ -73,13 +77,22 @@ class Offers:
             for s in running
         ]
 
-    def more_gpus(self, supervised: Supervised) -> int:
-        """How many more ``gpus`` would be free for a running task if nobody waited."""
+    def more_gpus(self, supervised: Supervised, running: Iterable[Supervised]) -> int:
+        """How many more ``gpus`` a running task may have where nobody waits.
+
+        Args:
+            supervised: The task.
+            running: All that runs: what its user holds counts against the quota.
+        """
         wants = demand(supervised.config, nested=False, kind=self._pool.inventory.kind)
         held = {device.id for device in supervised.devices}
         others = {id_: amount for id_, amount in self._pool.free().items() if id_ not in held}
         room = with_room(supervised.config, wants, self._of(supervised.task), others)
-        return len(room) // wants.each
+        leases = held_by_run(self._store.leases(self._host))
+        amounts = [(s.task, sum(x.amount for x in leases.get(s.run_id, []))) for s in running]
+        wants = replace(wants, devices=len(room))
+        ranking = Ranking((), lambda _: 0.0, amounts)
+        return within_quota(supervised.config, wants, supervised.task, ranking) // wants.each
 
     def _of(self, task: Task) -> list[Device]:
         """Devices that the agent's and the task's own limits allow."""

@@ -3,7 +3,8 @@
 Tasks come in the order of ``ranking``. The first that does not fit is promised the devices that are
 free first; others may pass it as long as that costs it nothing: on devices that it will not use,
 or when they are surely over by then. Tasks that take no device pass, and one that needs devices
-that are out of order or a stranger's holds up nobody.
+that are out of order or a stranger's holds up nobody; nor does one whose user holds as many as the
+quota allows.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Plan:
 
     Attributes:
         grants: Tasks that start now.
-        waiting: The others, in their order.
+        waiting: Those that wait for devices, in their order; not those that their quotas hold back.
         scene: What there is after the grants.
     """
 
@@ -98,12 +99,15 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
         if kind in unfit:
             waiting.append(task)
             continue
+        allowed = within_quota(config, wants, task, ranking)
+        if allowed < wants.least:
+            continue
         fitting = with_room(config, wants, scene.offered(task), left)
         if first is not None and stays:
             fitting = [device for device in fitting if device not in first.devices]
         if wants.amount < 100:
             fitting.sort(key=lambda device: left[device])  # fill what is begun already
-        chosen = fitting[: wants.devices]
+        chosen = fitting[: min(wants.devices, allowed)]
         del chosen[len(chosen) - len(chosen) % wants.each :]
         if len(chosen) < wants.least:
             first = first or _promised(task, wants, scene, left, holdings)
@@ -133,6 +137,15 @@ def _promised(
     if math.isinf(found.in_s) and not found.after:
         return None
     return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
+
+
+def within_quota(config: RunConfig, wants: Demand, task: Task, ranking: Ranking) -> int:
+    """Devices that a task may be given by its user's quota, at most as many as it wants."""
+    user = task.spec.user
+    if user not in config.quotas or not wants.devices:
+        return wants.devices
+    left = 100 * config.quotas[user] - ranking.held(user)
+    return min(wants.devices, max(0, left // wants.amount))
 
 
 def with_room(

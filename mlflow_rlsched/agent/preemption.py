@@ -1,16 +1,18 @@
 """Which running tasks make way for one that waits (pure).
 
-Only for a higher priority, only what resumes, and at most ``MOST`` times a run. Runs that can go on
-with fewer devices come first: they stop at a checkpoint like the others, and go on at once with
-what is left.
+Only for a higher priority, or among equals for a user who will hold no more by weight than whoever
+gives; only what resumes, and at most ``MOST`` times a run. Runs that can go on with fewer devices
+come first: they stop at a checkpoint like the others, and go on at once with what is left.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlflow_rlsched.agent.placement import Scene
+from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.devices.demand import suits
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
 
@@ -42,13 +44,16 @@ class Runner:
     preemptions: int
 
 
-def make_way(waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene) -> list[Task]:
+def make_way(
+    waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene, ranking: Ranking
+) -> list[Task]:
     """Running tasks that have to stop now.
 
     Args:
         waiting: Tasks that may start now and do not fit, in their order.
         runners: What runs.
         scene: What there is, after the grants of this pass.
+        ranking: What each user holds, with these grants.
     """
     first = next((task for task in waiting if task.priority > LEARNING_PRIORITY), None)
     if first is None:
@@ -56,21 +61,32 @@ def make_way(waiting: Sequence[Task], runners: Sequence[Runner], scene: Scene) -
     learning = [r.task for r in runners if r.task.priority == LEARNING_PRIORITY]
     if learning or any(runner.leaves for runner in runners):
         return learning  # first see what that leaves
-    lower = [
-        runner
-        for runner in runners
-        if runner.task.priority < first.priority
-        and runner.resumes
-        and runner.shares
-        and runner.preemptions < MOST
-    ]
-    lower.sort(key=lambda runner: (runner.task.priority, -runner.task.order))
+    lower = _lower(first, runners, scene, ranking)
     shrinking = [runner for runner in lower if runner.least < len(runner.shares)]
     return (
         _enough(first, shrinking, scene, lambda runner: runner.shares[runner.least :])
         or _enough(first, lower, scene, lambda runner: runner.shares)
         or []
     )
+
+
+def _lower(first: Task, runners: Sequence[Runner], scene: Scene, ranking: Ranking) -> list[Runner]:
+    """Those who may have to make way, in the order in which they do."""
+    wants = scene.wants(first)
+    served = ranking.served(first, wants.least * wants.amount)
+    given: Counter[str] = Counter()
+    found = []
+    for runner in sorted(runners, key=lambda each: (each.task.priority, -each.task.order)):
+        task = runner.task
+        if not runner.resumes or not runner.shares or runner.preemptions >= MOST:
+            continue
+        if task.priority == first.priority and task.spec.user != first.spec.user:
+            given[task.spec.user] += sum(share.amount for share in runner.shares)
+            if ranking.served(task, -given[task.spec.user]) >= served:
+                found.append(runner)
+        elif task.priority < first.priority:
+            found.append(runner)
+    return found
 
 
 def _enough(

@@ -1,13 +1,14 @@
 """In which order waiting tasks are looked at (pure).
 
 A run whose devices are being changed comes first: what it gave back for a moment is its own. Then
-higher priority, which grows while a task waits. Among equals the user who holds least, then the
-experiment that holds least, then the oldest.
+higher priority, which grows while a task waits. Among equals the user who holds least by weight,
+then the experiment that holds least, then the oldest.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -38,6 +39,8 @@ class Ranking:
         tasks: Waiting tasks, the oldest first.
         waited_s: How long a task has waited.
         holds: Hundredths of devices that each running task holds.
+        weight: Share of a task's user in the devices, over that of one who has no weight; 0 for one
+            who comes after all others.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Ranking:
         tasks: Sequence[Task],
         waited_s: Callable[[Task], float],
         holds: Sequence[tuple[Task, int]] = (),
+        weight: Callable[[Task], float] = lambda _: 1.0,
     ) -> None:
+        self._weight = weight
         self._groups: dict[_Group, deque[Task]] = {}
         for task in sorted(tasks, key=lambda task: task.order):
             priority = effective_priority(task, waited_s(task))
@@ -62,6 +67,15 @@ class Ranking:
         self._users[task.spec.user] += amount
         self._experiments[task.spec.user, task.spec.experiment_id] += amount
 
+    def held(self, user: str) -> int:
+        """Hundredths of devices that the tasks of a user hold."""
+        return self._users[user]
+
+    def served(self, task: Task, more: int = 0) -> float:
+        """What the user of a task holds for the user's weight, with so many hundredths more."""
+        held, weight = self._users[task.spec.user] + more, self._weight(task)
+        return held / weight if weight else math.inf
+
     def __iter__(self) -> Iterator[Task]:
         """The tasks; what is given meanwhile counts for those that follow."""
         places = [(self._place(group), group) for group in self._groups]
@@ -77,7 +91,8 @@ class Ranking:
             if not tasks:
                 heapq.heappop(places)
 
-    def _place(self, group: _Group) -> tuple[bool, int, int, int, int]:
+    def _place(self, group: _Group) -> tuple[bool, int, float, int, int]:
         settled, priority, user, experiment = group
-        first = self._groups[group][0].order
-        return settled, priority, self._users[user], self._experiments[user, experiment], first
+        first = self._groups[group][0]
+        held = self._experiments[user, experiment]
+        return settled, priority, self.served(first), held, first.order

@@ -31,7 +31,7 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         waits for; ``text``, a sentence for people.
     """
     from mlflow_rlsched.agent.forecast import forecast, held_by_run, usual_s
-    from mlflow_rlsched.agent.placement import Scene
+    from mlflow_rlsched.agent.placement import Scene, within_quota
     from mlflow_rlsched.agent.ranking import Ranking
     from mlflow_rlsched.devices import open_inventory
     from mlflow_rlsched.devices.demand import suits
@@ -56,11 +56,20 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
             free[share.device] = free.get(share.device, 100) - share.amount
     scene = Scene(lambda task: configs[task.run_id], lambda _: devices, free, kind)
     amounts = [(task, sum(share.amount for share in shares)) for task, shares in running]
-    order = []
-    ranking = Ranking(waiting, lambda task: max(0.0, now - task.submitted_at), amounts)
+    order: list[Task] = []
+    capped: dict[str, dict[str, Any]] = {}
+    ranking = Ranking(
+        waiting,
+        lambda task: max(0.0, now - task.submitted_at),
+        amounts,
+        lambda task: configs[task.run_id].weights.get(task.spec.user, 1.0),
+    )
     for task in ranking:
+        config, wants = configs[task.run_id], scene.wants(task)
+        if within_quota(config, wants, task, ranking) < wants.least:
+            capped[task.run_id] = {"in_s": None, "after": [], "text": _over_quota(task, config)}
+            continue
         order.append(task)
-        wants = scene.wants(task)
         ranking.give(task, wants.devices * wants.amount)
     finished = store.tasks([State.FINISHED], host, HISTORY)
     found = forecast(
@@ -71,7 +80,7 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         [_holding(store, task, shares, now) for task, shares in running],
         lambda task: usual_s(task, finished),
     )
-    return {
+    return capped | {
         run_id: {
             "in_s": start.in_s if math.isfinite(start.in_s) else None,
             "after": [holding.run_id for holding in start.after],
@@ -101,6 +110,11 @@ def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float
         left = timeout_s - sum((each.ended_at or now) - each.started_at for each in attempts)
     record = decision_log.last(Path(task.spec.run_dir))
     return Holding(task.run_id, shares, *left_of(record, left, now))
+
+
+def _over_quota(task: Task, config: RunConfig) -> str:
+    user = task.spec.user
+    return f"waits for another run of {user}, whose quota is {config.quotas[user]} devices at once"
 
 
 def _text(start: Reservation) -> str:

@@ -241,3 +241,20 @@ def test_who_learns_presses_nobody() -> None:
 def test_nobody_ranks_below_a_task_that_learns() -> None:
     lowest = RunConfig.model_fields["priority"].metadata[0].ge
     assert lowest > LEARNING_PRIORITY
+
+
+def test_nobody_holds_more_than_the_quota_nor_holds_others_up_for_it() -> None:
+    capped = {"quotas": {"ada": 2}}
+    asked = [task(name, n, gpus=1, **capped) for n, name in enumerate("abc")]
+    other = task("x", 9, gpus=2)
+    other = replace(other, spec=replace(other.spec, user="ben"))
+    assert [name for name, _ in grants([*asked, other], GPUS)] == ["a", "x", "b"]
+    big = task("d", gpus=3, **capped)
+    assert grants([big], GPUS) == []
+    assert [name for name, _ in grants([big, task("e", 1, gpus=2)], GPUS)] == ["e"]
+
+
+def test_a_run_that_is_resized_gets_what_the_quota_leaves() -> None:
+    elastic = task("a", gpus={"initial": 1, "min": 1, "max": 4}, quotas={"ada": 2})
+    resized = replace(elastic, exit_reason="resized", gpus=4)
+    assert grants([resized], GPUS) == [("a", [("GPU-0", 100), ("GPU-1", 100)])]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mlflow_rlsched.agent.placement import Scene
 from mlflow_rlsched.agent.preemption import MOST, Runner, make_way
+from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
@@ -37,7 +39,13 @@ def victims(
         {device.id: 0 if device.id in taken else 100 for device in devices},
         "nvidia",
     )
-    return [found.run_id for found in make_way(waiting, runners, scene)]
+    holds = [(each.task, 100 * len(each.shares)) for each in runners]
+    ranking = Ranking(waiting, lambda _: 0.0, holds, weight)
+    return [found.run_id for found in make_way(waiting, runners, scene, ranking)]
+
+
+def weight(task: Task) -> float:
+    return RunConfig.model_validate(task.spec.config).weights.get(task.spec.user, 1.0)
 
 
 def test_a_higher_priority_takes_from_the_lowest_and_of_these_from_the_newest() -> None:
@@ -93,3 +101,38 @@ def test_who_learns_makes_way_for_anybody_who_waits() -> None:
     assert victims([lowest], [learns, works]) == ["learns"]
     assert victims([task("l", priority=LEARNING_PRIORITY)], [learns, works]) == []
     assert victims([], [learns]) == []
+
+
+def of(user: str, task_: Task) -> Task:
+    return replace(task_, spec=replace(task_.spec, user=user))
+
+
+@pytest.mark.parametrize(
+    ("weights", "given"),
+    [
+        ({}, ["r3", "r2"]),  # two each
+        ({"ben": 3.0}, ["r3", "r2", "r1"]),
+        ({"ada": 3.0}, ["r3"]),
+        ({"ben": 0.0}, []),
+    ],
+)
+def test_a_user_who_holds_more_than_a_fair_share_gives_it_back(
+    weights: dict[str, float], given: list[str]
+) -> None:
+    running = [runner(f"r{n}", n, order=n) for n in range(4)]
+    running = [
+        replace(r, task=of("ada", task(r.task.run_id, r.task.order, weights=weights)))
+        for r in running
+    ]
+    found = []
+    while made := victims([of("ben", task("w", weights=weights))], running):
+        (name,) = made
+        found.append(name)
+        # What it gives is ben's from now on.
+        running = [
+            replace(r, task=of("ben", replace(r.task, spec=replace(r.task.spec, run_id="b"))))
+            if r.task.run_id == name
+            else r
+            for r in running
+        ]
+    assert found == given

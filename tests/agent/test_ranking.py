@@ -51,6 +51,23 @@ def test_equals_share() -> None:
     assert order(mine[1:] + theirs, [(mine[0], 100)]) == "zbc"
 
 
+def test_users_share_by_their_weights() -> None:
+    weights = {"ada": 2.0, "ben": 1.0, "eve": 0.0}
+    names = {"ada": "abcd", "ben": "xyz", "eve": "e"}
+    tasks = [
+        task(name, 10 - n, user=user)
+        for user, those in names.items()
+        for n, name in enumerate(reversed(those))
+    ]
+    ranking = Ranking(tasks, lambda _: 0.0, weight=lambda each: weights[each.spec.user])
+    found = ""
+    for each in ranking:
+        ranking.give(each, 100)
+        found += each.run_id
+    assert found == "axbycdze", "two for ada to one for ben; eve when nobody else is left"
+    assert ranking.held("ada") == 400
+
+
 @pytest.mark.parametrize("priority", [0, 9])
 def test_who_is_being_resized_comes_first(priority: int) -> None:
     resized = replace(task("r", 5), exit_reason="resized")

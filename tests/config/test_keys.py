@@ -179,8 +179,6 @@ def test_counts_of_gpus(written: object, initial: int, least: int, most: int) ->
         ({"executor": "ray"}, "executor 'ray' is not available in this version; write 'local'"),
         ({"executor": "rey"}, "executor is 'rey', must be 'local'"),
         ({"quantum_s": 60}, "quantum_s 60.0 is not available in this version; write null"),
-        ({"quotas": {"me": 1}}, 'quotas {"me": 1} is not available in this version; write {}'),
-        ({"weights": {"me": 1}}, 'weights {"me": 1.0} is not available in this version; write {}'),
         ({"store": 5}, "store is 5, must be sqlite:///<path of a file>"),
     ],
 )
