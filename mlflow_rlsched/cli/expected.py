@@ -14,6 +14,7 @@ from mlflow_rlsched.cli.common import duration, short
 if TYPE_CHECKING:
     from mlflow_rlsched.agent.forecast import Holding, Reservation
     from mlflow_rlsched.config import RunConfig
+    from mlflow_rlsched.devices.demand import Demand
     from mlflow_rlsched.store import DeviceShare, Store, Task
 
 MOST = 100
@@ -67,7 +68,8 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
     for task in ranking:
         config, wants = configs[task.run_id], scene.wants(task)
         if within_quota(config, wants, task, ranking) < wants.least:
-            capped[task.run_id] = {"in_s": None, "after": [], "text": _over_quota(task, config)}
+            text = _over_quota(task, config, wants)
+            capped[task.run_id] = {"in_s": None, "after": [], "text": text}
             continue
         order.append(task)
         ranking.give(task, wants.devices * wants.amount)
@@ -112,9 +114,12 @@ def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float
     return Holding(task.run_id, shares, *left_of(record, left, now))
 
 
-def _over_quota(task: Task, config: RunConfig) -> str:
-    user = task.spec.user
-    return f"waits for another run of {user}, whose quota is {config.quotas[user]} devices at once"
+def _over_quota(task: Task, config: RunConfig, wants: Demand) -> str:
+    user, needed = task.spec.user, wants.least * wants.amount / 100
+    quota = f"the quota of {user} is {config.quotas[user]}"
+    if needed > config.quotas[user]:
+        return f"never starts: it wants {needed:g} devices at once, and {quota}; cancel it"
+    return f"waits for another run of {user}: {quota}"
 
 
 def _text(start: Reservation) -> str:

@@ -325,3 +325,22 @@ def test_logs_into_a_closed_pipe_ends_quietly(store: Store, url: str) -> None:
 
 def test_follow_and_json_exclude_each_other(rlsched: Rlsched, retried: str) -> None:
     assert rlsched("logs", "-f", "--json", "aaaa").exit_code == 2
+
+
+def test_queue_names_the_quota_that_a_run_waits_for(
+    rlsched: Rlsched, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "4")
+    host = socket.gethostname()
+    for run_id, gpus in (("aaaa1111", 1), ("bbbb2222", 1), ("cccc3333", 3)):
+        config = {"gpus": {"initial": gpus, "min": gpus, "max": gpus}, "quotas": {"ada": 1}}
+        submit(store, run_id, host=host, config=config)
+    store.claim("aaaa1111", host, [DeviceShare("cpu-0")], time.time())
+    value = json.loads(rlsched("queue", "--json").stdout)["runs"]
+    texts = {run["run_id"]: run["expected"] and run["expected"]["text"] for run in value}
+    assert texts == {
+        "aaaa1111": None,
+        "bbbb2222": "waits for another run of ada: the quota of ada is 1",
+        "cccc3333": "never starts: it wants 3 devices at once, and the quota of ada is 1;"
+        " cancel it",
+    }
