@@ -268,9 +268,8 @@ def test_no_process_shows_a_secret(world: World, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret-word")
     run = world.submit(FAULTY, "script", LONG, {"grace_s": 0})
     world.running(run.run_id)
-    pids = world.all_processes()
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
-    assert len(lines) >= 3  # agent, shim, training
+    wait_for(lambda: len(world.all_processes()) >= 3)  # agent, shim, training
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in world.all_processes()]
     assert not [line for line in lines if b"secret-word" in line]
     run.cancel()
 

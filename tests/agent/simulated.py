@@ -81,6 +81,9 @@ class Gpus(Inventory):
     def occupied(self, device: Device, reading: Reading) -> str | None:
         return "memory is in use" if self.is_dirty(device.id) else None
 
+    def unexplained(self, device: Device, reading: Reading) -> str | None:
+        return self.occupied(device, reading)
+
     def is_dirty(self, device: str) -> bool:
         return self.dirty_until[device] > self._clock.now
 
