@@ -22,6 +22,11 @@ hypothesis.settings.register_profile("search", max_examples=2000, deadline=None,
 hypothesis.settings.load_profile("same")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file comes first, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _usual_signals() -> None:
     """Tests interrupt what they start, also when they run in the background, which ignores it."""
