@@ -229,14 +229,10 @@ class Agent:
         elif supervised.stopping is None and supervised.tuning.is_due():
             free = None
             if supervised.tuning.is_elastic:
-                free = self._more_gpus(supervised)
+                others = self._running.values()
+                free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised, others)
             self._keep(supervised, supervised.tuning.decide(self._pressure, free))
         return False
-
-    def _more_gpus(self, supervised: Supervised) -> int:
-        if self._pressure > 0:
-            return 0
-        return self._offers.more_gpus(supervised, self._running.values())
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
         """Tell a decision, and keep its transition."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mlflow_rlsched.agent.forecast import Holding, held_by_run
 from mlflow_rlsched.agent.placement import Scene, with_room, within_quota
 from mlflow_rlsched.agent.pool import DRAIN_S, Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
-from mlflow_rlsched.agent.ranking import Ranking
+from mlflow_rlsched.agent.ranking import Ranking, weight_of
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
@@ -55,10 +56,7 @@ class Offers:
             waiting.is_late,
             self._pool.closed,
         )
-        return Ranking(ready, waiting.waited_s, amounts, self._weight), scene
-
-    def _weight(self, task: Task) -> float:
-        return self._configs(task).weights.get(task.spec.user, 1.0)
+        return Ranking(ready, waiting.waited_s, amounts, partial(weight_of, self._configs)), scene
 
     def runners(self, running: Sequence[Supervised]) -> list[Runner]:
         """For ``make_way``: what runs."""
@@ -88,11 +86,12 @@ class Offers:
         held = {device.id for device in supervised.devices}
         others = {id_: amount for id_, amount in self._pool.free().items() if id_ not in held}
         room = with_room(supervised.config, wants, self._of(supervised.task), others)
-        leases = held_by_run(self._store.leases(self._host))
-        amounts = [(s.task, sum(x.amount for x in leases.get(s.run_id, []))) for s in running]
+        user = supervised.task.spec.user
+        theirs = {s.run_id for s in running if s.task.spec.user == user}
+        leases = self._store.leases(self._host)
+        used = sum(lease.share.amount for lease in leases if lease.run_id in theirs)
         wants = replace(wants, devices=len(room))
-        ranking = Ranking((), lambda _: 0.0, amounts)
-        return within_quota(supervised.config, wants, supervised.task, ranking) // wants.each
+        return within_quota(supervised.config, wants, user, used) // wants.each
 
     def _of(self, task: Task) -> list[Device]:
         """Devices that the agent's and the task's own limits allow."""

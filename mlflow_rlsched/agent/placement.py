@@ -99,7 +99,7 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
         if kind in unfit:
             waiting.append(task)
             continue
-        allowed = within_quota(config, wants, task, ranking)
+        allowed = within_quota(config, wants, task.spec.user, ranking.held(task.spec.user))
         if allowed < wants.least:
             continue
         fitting = with_room(config, wants, scene.offered(task), left)
@@ -139,12 +139,18 @@ def _promised(
     return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
 
 
-def within_quota(config: RunConfig, wants: Demand, task: Task, ranking: Ranking) -> int:
-    """Devices that a task may be given by its user's quota, at most as many as it wants."""
-    user = task.spec.user
+def within_quota(config: RunConfig, wants: Demand, user: str, held: int) -> int:
+    """Devices that a task may be given by its user's quota, at most as many as it wants.
+
+    Args:
+        config: The task's configuration.
+        wants: What it wants.
+        user: Its user.
+        held: Hundredths of devices that the user's tasks hold.
+    """
     if user not in config.quotas or not wants.devices:
         return wants.devices
-    left = 100 * config.quotas[user] - ranking.held(user)
+    left = 100 * config.quotas[user] - held
     return min(wants.devices, max(0, left // wants.amount))
 
 

@@ -7,6 +7,7 @@ come first: they stop at a checkpoint like the others, and go on at once with wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def _lower(first: Task, runners: Sequence[Runner], scene: Scene, ranking: Rankin
             continue
         if task.priority == first.priority and task.spec.user != first.spec.user:
             given[task.spec.user] += sum(share.amount for share in runner.shares)
-            if ranking.served(task, -given[task.spec.user]) >= served:
+            # Who has no weight takes from nobody.
+            if math.isfinite(served) and ranking.served(task, -given[task.spec.user]) >= served:
                 found.append(runner)
         elif task.priority < first.priority:
             found.append(runner)

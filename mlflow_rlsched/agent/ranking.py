@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.store import LEARNING_PRIORITY, Task
 
 RESIZED = "resized"
@@ -30,6 +31,11 @@ def effective_priority(task: Task, waited_s: float) -> int:
     if task.priority == LEARNING_PRIORITY:
         return task.priority
     return task.priority + int(waited_s / AGEING_S)
+
+
+def weight_of(configs: Callable[[Task], RunConfig], task: Task) -> float:
+    """Share of a task's user, by its configuration."""
+    return configs(task).weights.get(task.spec.user, 1.0)
 
 
 class Ranking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
     """
     from mlflow_rlsched.agent.forecast import forecast, held_by_run, usual_s
     from mlflow_rlsched.agent.placement import Scene, within_quota
-    from mlflow_rlsched.agent.ranking import Ranking
+    from mlflow_rlsched.agent.ranking import Ranking, weight_of
     from mlflow_rlsched.devices import open_inventory
     from mlflow_rlsched.devices.demand import suits
     from mlflow_rlsched.store import State
@@ -63,11 +64,12 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         waiting,
         lambda task: max(0.0, now - task.submitted_at),
         amounts,
-        lambda task: configs[task.run_id].weights.get(task.spec.user, 1.0),
+        partial(weight_of, scene.configs),
     )
     for task in ranking:
         config, wants = configs[task.run_id], scene.wants(task)
-        if within_quota(config, wants, task, ranking) < wants.least:
+        user = task.spec.user
+        if within_quota(config, wants, user, ranking.held(user)) < wants.least:
             text = _over_quota(task, config, wants)
             capped[task.run_id] = {"in_s": None, "after": [], "text": text}
             continue

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from mlflow_rlsched.agent.placement import Scene
 from mlflow_rlsched.agent.preemption import MOST, Runner, make_way
-from mlflow_rlsched.agent.ranking import Ranking
+from mlflow_rlsched.agent.ranking import Ranking, weight_of
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
@@ -40,12 +41,8 @@ def victims(
         "nvidia",
     )
     holds = [(each.task, 100 * len(each.shares)) for each in runners]
-    ranking = Ranking(waiting, lambda _: 0.0, holds, weight)
+    ranking = Ranking(waiting, lambda _: 0.0, holds, partial(weight_of, scene.configs))
     return [found.run_id for found in make_way(waiting, runners, scene, ranking)]
-
-
-def weight(task: Task) -> float:
-    return RunConfig.model_validate(task.spec.config).weights.get(task.spec.user, 1.0)
 
 
 def test_a_higher_priority_takes_from_the_lowest_and_of_these_from_the_newest() -> None:
@@ -114,6 +111,7 @@ def of(user: str, task_: Task) -> Task:
         ({"ben": 3.0}, ["r3", "r2", "r1"]),
         ({"ada": 3.0}, ["r3"]),
         ({"ben": 0.0}, []),
+        ({"ada": 0.0, "ben": 0.0}, []),
     ],
 )
 def test_a_user_who_holds_more_than_a_fair_share_gives_it_back(
