@@ -84,3 +84,8 @@ class Interval:
     def __post_init__(self) -> None:
         for name in ("duration_s", "elapsed_s"):
             object.__setattr__(self, name, max(bounded(getattr(self, name)) or 0.0, 0.0))
+
+    def losses(self) -> list[float]:
+        """The finite losses that were reported, oldest first."""
+        told = (bounded(report.numbers.get("loss")) for report in self.reports)
+        return [loss for loss in told if loss is not None]

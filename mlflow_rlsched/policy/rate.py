@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import median
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action
 from mlflow_rlsched.policy.history import History
@@ -28,7 +29,7 @@ from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.loss import Signals, signals
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.speed import Speed, heard, level_of, speed_of
-from mlflow_rlsched.policy.stability import unrest, unstable
+from mlflow_rlsched.policy.stability import climbed, unrest, unstable
 
 TRIAL = FACTOR_MAX**4
 FLAT_TRIAL = FACTOR_MAX**8
@@ -105,7 +106,7 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     if why is not None:
         return _lower(factor, why, history, notes)
     if "good" in notes:
-        return _go_on(factor, history, notes)
+        return _go_on(factor, interval, history, notes)
     wait = max(_wait_after_setback(history), int(notes.get("until", 0)) - history.decisions)
     if wait > 0:
         until = history.decisions + wait
@@ -182,11 +183,15 @@ def _why_not(seen: Signals, clear: bool, history: History) -> str | None:
     return None
 
 
-def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal:
+def _go_on(
+    factor: float, interval: Interval, history: History, notes: dict[str, float]
+) -> Proposal:
     """The next decision of a trial."""
     good, size = notes["good"], notes["size"]
     if notes.get("back"):
         return _return(factor, notes, "going back to the learning rate before the trial")
+    if size > 1 and (why := _shoots_up(interval, history)) is not None:
+        return _take_back(factor, history, notes, why)
     left = good * size / factor  # factor that is left to go
     there = left < _CLOSE if size > 1 else left > 1 / _CLOSE
     stuck = factor == notes["last"] and not there
@@ -222,6 +227,15 @@ def _go_on(factor: float, history: History, notes: dict[str, float]) -> Proposal
     if why_not or factor * notes["size"] > _highest(notes):
         return Proposal(Action(), text, None, _at_rest(notes))
     return _change(FACTOR_MAX if size > 1 else FACTOR_MIN, text, notes)
+
+
+def _shoots_up(interval: Interval, history: History) -> str | None:
+    """Whether the losses of this interval alone say that a trial has gone too far.
+
+    Beyond some rate a loss explodes within a few steps, before there are enough for a trend.
+    """
+    told = interval.losses()
+    return climbed(median(told), math.inf, history) if told else None
 
 
 def _known(speed: Speed, notes: Mapping[str, float], history: History) -> dict[str, float]:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval, bounded
+from mlflow_rlsched.policy.interval import Interval
 
 SETTLING = 1
 """Intervals after a change that are left out: the loss follows the noise of the new rate."""
@@ -39,7 +39,7 @@ def heard(interval: Interval, history: History) -> dict[str, float]:
     if notes.get("speed.changed") != history.lr_changed_at:
         notes |= {"speed.changed": history.lr_changed_at, "speed.skipped": 0.0}
         notes |= dict.fromkeys((_PREFIX + name for name in _SUMS), 0.0)
-    told = [loss for r in interval.reports if (loss := bounded(r.numbers.get("loss"))) is not None]
+    told = interval.losses()
     if not told or not history.samples or history.samples <= 0:
         return notes
     loss, place = fmean(told), math.log(history.samples)

@@ -49,19 +49,26 @@ def unstable(history: History) -> str | None:
     seen = signals(history.losses)
     if seen is None or history.loss_first is None:
         return None
-    return _oscillates(seen, history.loss_first, history) or _climbs(
-        seen, history.loss_first, history
-    )
+    why = _oscillates(seen, history.loss_first, history)
+    return why or (None if seen.falls else climbed(seen.level, seen.spread, history))
 
 
-def _climbs(seen: Signals, first: float, history: History) -> str | None:
-    if history.loss_best is None or seen.falls:
+def climbed(level: float, spread: float, history: History) -> str | None:
+    """Whether a level of the loss is far above the best one, in words; None while it is not.
+
+    Args:
+        level: Where the loss is now.
+        spread: Its spread, where no usual one is known.
+        history: The run's history.
+    """
+    first, best, usual = history.loss_first, history.loss_best, history.spread_usual
+    if first is None or best is None:
         return None
-    rise = seen.level - history.loss_best
-    usual = seen.spread if history.spread_usual is None else history.spread_usual
-    if rise <= max(CLIMB * abs(first), CLIMB_SPREADS * usual):
+    if level - best <= max(
+        CLIMB * abs(first), CLIMB_SPREADS * (spread if usual is None else usual)
+    ):
         return None
-    return f"the loss has climbed from {history.loss_best:.4g} to {seen.level:.4g}"
+    return f"the loss has climbed from {best:.4g} to {level:.4g}"
 
 
 def _oscillates(seen: Signals, first: float, history: History) -> str | None:

@@ -16,7 +16,7 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.policy.rate import LONGEST, SURE, TRIAL, rate_proposal
 from mlflow_rlsched.policy.speed import speed_of
-from tests.policy.builders import SETTING, Series, interval
+from tests.policy.builders import SETTING, Series, interval, reports
 from tests.policy.toy import train
 
 CALM = [1.0, 1.01, 0.99, 1.0, 1.01]
@@ -81,6 +81,33 @@ def test_a_loss_that_only_comes_down_from_a_raise_does_not_pay(level: float, kep
     proposal = rate_proposal(interval(setting=setting), history)
     assert ("pays (" in proposal.reason) == kept
     assert ("not as low as it would be): taken back" in proposal.reason) != kept
+
+
+@pytest.mark.parametrize(
+    ("losses", "usual", "over"),
+    [
+        ([1.3], 0.01, True),
+        ([0.5, 9.0, 0.5], 0.01, False),
+        ([1.3], 0.5, False),
+        ([1.3], None, False),
+        ([], 0.01, False),
+    ],
+    ids=["exploded", "one bad batch", "within its usual spread", "no usual spread", "none told"],
+)
+def test_a_trial_whose_loss_explodes_is_taken_back_before_there_is_a_trend(
+    losses: list[float], usual: float | None, over: bool
+) -> None:
+    trial = {"good": 1.0, "last": 1.2, "size": TRIAL, "expected": 0.1, "error": 0.01}
+    history = History(
+        notes=trial | {"asked": 1.0, "speed.changed": History().lr_changed_at},
+        loss_first=2.0,
+        loss_best=0.5,
+        spread_usual=usual,
+    )
+    setting = replace(SETTING, lr_factor=1.44, lr_scale=1.44)
+    proposal = rate_proposal(interval(setting=setting, reports=reports(losses)), history)
+    assert (proposal.action.lr_factor < 1) == over
+    assert ("climbed from 0.5 to 1.3): taken back" in proposal.reason) == over
 
 
 def sums_of(points: list[tuple[float, float]]) -> dict[str, float]:
