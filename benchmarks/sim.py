@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 import numpy as np
 
-from benchmarks import sim_figures
+from benchmarks import sim_figures, sim_learning
 from benchmarks.figures import Figure, show
 from benchmarks.sim_policies import HINDSIGHT, WORKERS, contenders, side_by_side
 from benchmarks.sim_starts import SEED, RaisedRate, VaryingMemory, imagenet
@@ -33,8 +33,9 @@ JUMP = 0.1
 """Length of a jump of the rate over that of the run."""
 
 
-PARTS = ("novice", "tuned", "idle", "memory", "jump")
-"""What is measured: starts of novices and tuned ones, idle devices, memory, jumps of the rate."""
+PARTS = ("novice", "tuned", "idle", "memory", "jump", "learning")
+"""What is measured: starts of novices and tuned ones, idle devices, memory, jumps of the rate, and
+what is learned from runs of a new workload and from nothing."""
 
 
 def measure(
@@ -43,7 +44,7 @@ def measure(
     apps: tuple[str, ...] = HELD_OUT,
     parts: Sequence[str] = PARTS,
 ) -> list[Figure]:
-    """The figures of some parts; all take three quarters of an hour on two cores."""
+    """The figures of some parts; all take an hour on two cores."""
     count = 20 if quick else 200
     policies = contenders(version)
     with_hindsight = {**policies, HINDSIGHT: HINDSIGHT}
@@ -78,6 +79,9 @@ def measure(
     if "jump" in parts:
         figures += sim_figures.recovery("rate too high for a tenth of the run", played["jump"])
         figures += sim_figures.recovery("rate too high for good", played["raise"])
+    if "learning" in parts and version is not None:
+        size = sim_learning.QUICK if quick else sim_learning.Size()
+        figures += sim_learning.measure(version, size)
     return figures
 
 

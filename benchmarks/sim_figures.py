@@ -61,7 +61,7 @@ def tuned(start: str, played: Mapping[str, Played], apps: Array) -> list[Figure]
             of = f"{start}: time, {name} / fixed, {app}"
             figures.append(ratio(of, found, fixed, 1.02, apps == app))
         figures.append(
-            _figure(
+            figure(
                 f"{start}: over {LONGER} x fixed, {name}",
                 mean_of((ratios > LONGER).astype(float)),
                 0.01,
@@ -70,7 +70,7 @@ def tuned(start: str, played: Mapping[str, Played], apps: Array) -> list[Figure]
         left = quotient(ratios - best, 1 - best)
         note = "of the means; hindsight is at most fixed"
         of = f"{start}: gap to hindsight left open, {name}"
-        figures.append(_figure(of, left, 0.3, note=note, baseline=float(np.mean(1 - best))))
+        figures.append(figure(of, left, 0.3, note=note, baseline=float(np.mean(1 - best))))
     if "ddpg" in played:
         of = f"{start}: time, ddpg / goodput"
         figures.append(ratio(of, played["ddpg"], played["goodput"], 1.0))
@@ -86,7 +86,7 @@ def idle(start: str, played: Mapping[str, Played]) -> list[Figure]:
         if name != "fixed":
             note += f"; {_costs(found, fixed, np.ones(len(fixed.busy), bool))}"
         of = f"{start}: idle part of held devices, {name}"
-        figures.append(_figure(of, mean_of(1 - found.busy), 0.28, "", 1 - fixed.busy.mean(), note))
+        figures.append(figure(of, mean_of(1 - found.busy), 0.28, "", 1 - fixed.busy.mean(), note))
     return figures
 
 
@@ -104,7 +104,7 @@ def interruptions(start: str, played: Mapping[str, Played], at_once: int) -> lis
         " decision; fixed has the back-off of supervision; baseline: times a run"
     )
     return [
-        _figure(
+        figure(
             f"{start}: times out of memory, {name} / fixed",
             quotient(found.ooms, fixed.ooms),
             0.3,
@@ -130,7 +130,7 @@ def recovery(start: str, played: Mapping[str, Played]) -> list[Figure]:
             of = f"{start}: runs whose loss never comes back, {name}"
             never = mean_of(1.0 - found.reached)
             note = "part of the runs; the goal is the best there is"
-            figures.append(_figure(of, never, 0.0, "", float(np.mean(~fixed.reached)), note))
+            figures.append(figure(of, never, 0.0, "", float(np.mean(~fixed.reached)), note))
     return figures
 
 
@@ -161,7 +161,7 @@ def ratio(
         f" {np.mean(ratios > LONGER):.0%}, never there: {np.mean(~found.reached[of]):.0%};"
         f" {_costs(found, base, of)}{note}; baseline: seconds"
     )
-    return _figure(name, mean_of(ratios), goal, "times", float(base.seconds[of].mean()), text)
+    return figure(name, mean_of(ratios), goal, "times", float(base.seconds[of].mean()), text)
 
 
 def quotient(above: Array, below: Array) -> Estimate:
@@ -190,7 +190,7 @@ def _share(which: Array) -> str:
     return f"{which.mean():.0%}" if len(which) else "none"
 
 
-def _figure(
+def figure(
     name: str,
     found: Estimate,
     goal: float,
@@ -198,6 +198,7 @@ def _figure(
     baseline: float | None = None,
     note: str = "",
 ) -> Figure:
+    """An estimate as a figure, its interval in the note; the rest as in ``Figure``."""
     text = f"simulated; {found.low:.3g} to {found.high:.3g}"
     text += f"; {note}" if note else ""
     return Figure(name, found.value, unit, goal, baseline, text)

@@ -33,6 +33,26 @@ def imagenet(count: int) -> Runs:
     return runs
 
 
+def recurring(app: str, count: int, seed: int) -> Runs:
+    """Runs of one workload, which is drawn once, on the measured axes.
+
+    It may have 4 to 16 devices, and its training tells all that there is to tell.
+
+    Args:
+        app: Application that it is like.
+        count: How many.
+        seed: Of all that differs from run to run.
+    """
+    ranges = replace(NOVICE, gpus_max=(4.0, 16.0))
+    effects = Effects(learning_rate=False, missing=False)
+    one = Runs(1, SEED, effects, ranges, [app])
+    runs = Runs(count, seed, effects, ranges, [app])
+    runs.parameters.replace(np.ones(count, bool), one.repeated(count).parameters)
+    runs.begin_with(one_or_all(runs), runs.bounds.batch_initial.copy())
+    runs.parameters.horizon_s *= FOLLOWED / HORIZON
+    return runs
+
+
 class VaryingMemory(Runs):
     """Runs near the memory's limit whose inputs differ in length.
 
