@@ -292,7 +292,7 @@ def test_two_ranks_change_their_batch_in_an_epoch_and_see_each_sample_once(
         )
         for rank in (0, 1)
     ]
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=180) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (json.loads(output) for output, _ in outputs)
     assert first["sizes"] == second["sizes"]

@@ -42,7 +42,7 @@ def test_all_ranks_change_at_the_same_step(run: RunDirectory, tmp_path: Path) ->
     for rank in (0, 1):
         Directive(1, seq=0, batch_size=64 + rank).write(run.attempt(1))
         ranks.append(start_rank(rank, tmp_path / "rendezvous"))
-    outputs = [process.communicate(timeout=60) for process in ranks]
+    outputs = [process.communicate(timeout=180) for process in ranks]
     assert [process.returncode for process in ranks] == [75, 75], outputs
     first, second = (json.loads(output) for output, _ in outputs)
     assert first["changes"] == second["changes"]

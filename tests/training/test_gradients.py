@@ -154,7 +154,7 @@ def test_two_ranks_tell_the_noise_of_a_known_problem(tmp_path: Path, how: str) -
         )
         for rank in (0, 1)
     ]
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=180) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (json.loads(output) for output, _ in outputs)
     assert second == []
