@@ -14,17 +14,18 @@ from mlflow_rlsched import __version__, protocol, run_warnings
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, plan, pressure
+from mlflow_rlsched.agent.placement import Grant, Plan, plan, pressure
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, make_way
-from mlflow_rlsched.agent.ranking import RESIZED
+from mlflow_rlsched.agent.ranking import RESIZED, Ranking
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
 from mlflow_rlsched.agent.telling import Teller
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.agent.tuning import Outcome
+from mlflow_rlsched.agent.turns import TURN_OVER, take_turns
 from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
@@ -193,7 +194,8 @@ class Agent:
             self._gpus_held(task, attempt),
             self._sampler.memory_total,
             self._policies,
-            _ran_s(attempts[:-1]) + self._executor.age_s(folder),
+            _ran_s(attempts[:-1]),
+            self._executor.age_s(folder),
         )
         supervised.catch_up()
         self._keep_transitions(supervised)
@@ -255,10 +257,10 @@ class Agent:
             self._executor.stop(supervised.folder, reason, grace_s, message)
             supervised.stopping = reason
 
-    def _preempt(self, supervised: Supervised) -> None:
+    def _preempt(self, supervised: Supervised, why: str) -> None:
         """Have an attempt make way: at a checkpoint where it resumes."""
         if "resume" in (supervised.can or ()):
-            supervised.tuning.ask_to_stop("its devices are needed by a run of higher priority")
+            supervised.tuning.ask_to_stop(why)
         else:
             self._stop(supervised, PREEMPTED)
 
@@ -315,12 +317,21 @@ class Agent:
             ranking, scene = self._offers.to(ready, running, self._waiting)
             found = plan(ranking, scene)
             if found.waiting:
-                runners = self._offers.runners(running)
-                for task in make_way(found.waiting, runners, found.scene, ranking):
-                    self._preempt(self._running[task.run_id])
+                self._make_way(found, ranking)
             for grant in found.grants:
                 self._start(grant)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
+
+    def _make_way(self, found: Plan, ranking: Ranking) -> None:
+        """Have running attempts make way for the first that waits: for its rank, or its turn."""
+        runners = self._offers.runners(list(self._running.values()))
+        why = "its devices are needed by a run of higher priority"
+        tasks = make_way(found.waiting, runners, found.scene, ranking)
+        if not tasks:
+            waited_s, why = self._waiting.waited_s, TURN_OVER
+            tasks = take_turns(found.waiting, waited_s, runners, found.scene, ranking)
+        for task in tasks:
+            self._preempt(self._running[task.run_id], why)
 
     def _pass_running(self, task: Task) -> None:
         if task.run_id not in self._running:

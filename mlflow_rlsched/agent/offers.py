@@ -71,6 +71,8 @@ class Offers:
                 "resume" in (s.can or ()),
                 s.stopping is not None or s.tuning.leaves is not None,
                 preemptions.get(s.run_id, 0),
+                s.held_s(),
+                s.config.quantum_s,
             )
             for s in running
         ]

@@ -15,6 +15,7 @@ from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.telemetry import Sample
+from mlflow_rlsched.agent.turns import QUANTUM_OVER, TURN_OVER
 from mlflow_rlsched.agent.usage import price, uses
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
@@ -81,7 +82,7 @@ class Tuning:
         self._folder = folder
         self._run_dir = folder.parent.parent
         self._number = number
-        self._leaves, self._asked_at = False, time.monotonic()
+        self._leaves, self._told, self._asked_at = False, "", time.monotonic()
         self._config = config
         self._devices = devices
         self._gpus = gpus
@@ -124,7 +125,7 @@ class Tuning:
             return record["seq"], setting
         factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
         gpus = self._gpus if directive.gpus is None else directive.gpus
-        self._leaves = directive.action == "stop"
+        self._leaves, self._told = directive.action == "stop", directive.reason
         return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
 
     # What is measured
@@ -249,7 +250,9 @@ class Tuning:
         """Why the training was asked to stop, as the class of its ending; None if it was not."""
         if not self._leaves:
             return None
-        return PREEMPTED if self.setting.gpus == self._gpus else RESIZED
+        if self.setting.gpus != self._gpus:
+            return RESIZED
+        return QUANTUM_OVER if self._told == TURN_OVER else PREEMPTED
 
     def leaves_s(self) -> float:
         """Seconds since it was asked to, or since this agent knows of it."""
@@ -358,7 +361,7 @@ class Tuning:
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
     def _direct(self, seq: int, setting: Setting, reason: str, stop: bool = False) -> None:
-        self._leaves = stop or setting.gpus != self._gpus
+        self._leaves, self._told = stop or setting.gpus != self._gpus, reason
         self._asked_at = time.monotonic()
         action = "stop" if self._leaves else "continue"
         Directive(

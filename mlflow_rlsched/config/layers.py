@@ -43,7 +43,6 @@ _RESERVED = frozenset(  # what MLflow itself puts into the backend configuration
 )
 _AVAILABLE: Mapping[str, Sequence[Any]] = {  # the values of a key that this version can honour
     "executor": ("local",),
-    "quantum_s": (None,),
 }
 
 

@@ -121,6 +121,8 @@ class Store(ABC):
     def end_attempt(self, run_id: str, attempt: int, ending: Ending, now: float) -> bool:
         """Record how the current attempt ended; its leases stay until ``release``.
 
+        One that ``is_last`` gets a new ``order``.
+
         A task that is to be tried again (QUEUED) although a cancellation was asked for becomes
         KILLED instead.
         """

@@ -88,7 +88,8 @@ class Task:
         state: Where it stands.
         priority: Larger goes first.
         submitted_at: When it was submitted, or queued again by ``retry``.
-        order: Grows with each submission: age, whatever the clock did; ``retry`` keeps it.
+        order: Grows with each submission: age, whatever the clock did; ``retry`` keeps it, and who
+            has had a turn gets a new one.
         attempt: Number of the current or last attempt; 0 before the first.
         retries: Attempts so far that counted against ``max_retries``.
         ooms: Attempts so far that ended out of memory.
@@ -219,6 +220,7 @@ class Ending:
         oom: Whether it counts as an out-of-memory ending.
         batch_size: Batch size of the next attempt, or None to keep the task's.
         gpus: Devices of the next attempt, or None to keep the task's.
+        is_last: With QUEUED: whether it comes after all others now, as if it were the youngest.
     """
 
     state: State
@@ -230,6 +232,7 @@ class Ending:
     oom: bool = False
     batch_size: int | None = None
     gpus: int | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True)

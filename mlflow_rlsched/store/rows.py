@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, insert, select, update
+from sqlalchemy import Connection, Select, and_, func, insert, select, update
 from sqlalchemy.sql.expression import TableClause
 
 from mlflow_rlsched.store.records import State, Task, TaskSpec
@@ -59,6 +59,11 @@ class TaskReader:
 def select_tasks() -> Select[Any]:
     """Selects the columns that ``TaskReader`` makes a task of."""
     return select(*(column for column in TASKS.c if column.name not in ("host", "spec")))
+
+
+def next_order(connection: Connection) -> int:
+    """What makes a task the youngest."""
+    return (connection.scalar(select(func.max(TASKS.c.order))) or 0) + 1
 
 
 def task_row(task: Task) -> dict[str, Any]:

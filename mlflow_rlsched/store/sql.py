@@ -43,6 +43,7 @@ from mlflow_rlsched.store.records import (
 from mlflow_rlsched.store.rows import (
     TaskReader,
     change_task,
+    next_order,
     put,
     select_tasks,
     task_row,
@@ -140,8 +141,7 @@ class SqlStore(Store):
         before = self._read.one(connection, spec.run_id)
         if before is not None and not before.state.final:
             return before
-        order = (connection.scalar(select(func.max(TASKS.c.order))) or 0) + 1
-        task = Task(spec, State.QUEUED, priority, submitted_at=now, order=order)
+        task = Task(spec, State.QUEUED, priority, submitted_at=now, order=next_order(connection))
         if before is not None:
             task = replace(
                 task,
@@ -295,6 +295,7 @@ class SqlStore(Store):
             not_before=ending.not_before,
             batch_size=task.batch_size if ending.batch_size is None else ending.batch_size,
             gpus=task.gpus if ending.gpus is None else ending.gpus,
+            order=next_order(connection) if ending.is_last else task.order,
             exit_reason=reason,
             message=message,
             ended_at=now if state.final else None,

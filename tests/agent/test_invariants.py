@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
@@ -11,14 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mlflow_rlsched import protocol
 from mlflow_rlsched.agent.preemption import MOST, PREEMPTED
 from mlflow_rlsched.agent.ranking import AGEING_S, RESIZED, effective_priority
+from mlflow_rlsched.agent.turns import TURN_OVER
 from mlflow_rlsched.store import State, StoreError, Task
 from tests.agent.simulated import GPUS, LEAST_BATCH, Host, Killed, Training, folder_in_memory
 
 MOST_TASKS = 12
 GRACE_S = 5.0
 RETRIES = 2
+QUANTUM_S = 40.0
 ROUNDS = 400
 """Steps of a minute after which all must be over, once nothing but work happens."""
 
@@ -33,6 +37,8 @@ KINDS: list[dict[str, Any]] = [
     {"gpus": {"initial": 1, "max": 3}},
     {"gpus": {"initial": 2, "min": 1, "max": 4}},
     {"gpus": 2, "queue_timeout_s": 2000},
+    {"gpus": 2, "quantum_s": QUANTUM_S},
+    {"gpus": {"initial": 2, "min": 1, "max": 4}, "quantum_s": QUANTUM_S},
     {"gpus": 0},
 ]
 
@@ -57,6 +63,7 @@ class Lives(RuleBasedStateMachine):
         self.host = Host(self.root)
         self.host.on_claim = self.nobody_like_it_is_passed
         self.runs: list[str] = []
+        self.had_turns: set[Path] = set()
 
     def teardown(self) -> None:
         try:
@@ -170,6 +177,8 @@ class Lives(RuleBasedStateMachine):
         self.no_task_is_lost(tasks)
         for task in tasks:
             self.attempts_add_up(task)
+        for training in self.host.live():
+            self.turns_are_for_equals(training, tasks)
 
     def no_device_is_held_beyond_what_it_is(self) -> None:
         leased: Counter[str] = Counter()
@@ -204,6 +213,22 @@ class Lives(RuleBasedStateMachine):
             used = {share.device for share in attempt.devices}
             assert gpus["min"] <= len(used) == len(attempt.devices) <= gpus["max"]
             assert used <= set(task.spec.device_limit or used)
+
+    def turns_are_for_equals(self, training: Training, tasks: list[Task]) -> None:
+        """Who is asked to leave for a turn has had a quantum, and an equal has waited as long."""
+        directive = protocol.Directive.read(training.folder, training.spec.attempt)
+        if directive is None or directive.reason != TURN_OVER or training.folder in self.had_turns:
+            return
+        self.had_turns.add(training.folder)
+        assert self.host.age_s(training.folder) >= QUANTUM_S
+        (mine,) = (task for task in tasks if task.run_id == training.run_id)
+        assert mine.spec.config["quantum_s"] == QUANTUM_S
+        waits = [task for task in tasks if task.state is State.QUEUED]
+        agent = self.host.agent
+        assert agent is None or any(
+            task.priority == mine.priority and agent._waiting.waited_s(task) >= QUANTUM_S
+            for task in waits
+        )
 
     def nobody_like_it_is_passed(self, run_id: str) -> None:
         """Of those who want the same, the one that ranks first starts first."""
