@@ -81,7 +81,7 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         scene.wants,
         lambda task: [d.id for d in devices if suits(d, configs[task.run_id])],
         free,
-        [_holding(store, task, shares, now) for task, shares in running],
+        [_holding(store, task, shares, waiting, now) for task, shares in running],
         lambda task: usual_s(task, finished),
     )
     return capped | {
@@ -104,16 +104,43 @@ def _config(task: Task) -> RunConfig | None:
         return None
 
 
-def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float) -> Holding:
+def _holding(
+    store: Store, task: Task, shares: Sequence[DeviceShare], waiting: Sequence[Task], now: float
+) -> Holding:
     from mlflow_rlsched.agent.forecast import Holding, left_of
 
     timeout_s = task.spec.config.get("timeout_s")
     left = None
+    attempts = store.attempts(task.run_id)
     if timeout_s is not None:
-        attempts = store.attempts(task.run_id)
         left = timeout_s - sum((each.ended_at or now) - each.started_at for each in attempts)
     record = decision_log.last(Path(task.spec.run_dir))
-    return Holding(task.run_id, shares, *left_of(record, left, now))
+    left_s, basis = left_of(record, left, now)
+    if record is not None and "resume" in record.get("training", {}).get("can", ()):
+        turn_s = _turn_left_s(store, task, now - attempts[-1].started_at, waiting, now)
+        if turn_s < left_s:
+            left_s, basis = turn_s, f"its turn of quantum_s {task.spec.config['quantum_s']:g} s"
+    return Holding(task.run_id, shares, left_s, basis)
+
+
+def _turn_left_s(
+    store: Store, task: Task, held_s: float, waiting: Sequence[Task], now: float
+) -> float:
+    """Seconds until a running task makes way for the first equal of those that wait."""
+    from mlflow_rlsched.agent.turns import turn_s
+
+    config = _config(task)
+    if config is None or config.quantum_s is None:
+        return math.inf
+    left = math.inf
+    for other in waiting:
+        if other.priority == task.priority:
+            ended = [each.ended_at for each in store.attempts(other.run_id)[-1:]]
+            waited_s = now - (ended[0] if ended and ended[0] else other.submitted_at)
+            own, its = (config.weights.get(each.spec.user, 1.0) for each in (task, other))
+            turn_left = turn_s(config.quantum_s, own, its) - held_s
+            left = min(left, max(0.0, turn_left, config.quantum_s - waited_s))
+    return left
 
 
 def _over_quota(task: Task, config: RunConfig, wants: Demand) -> str:
