@@ -154,6 +154,7 @@ class Agent:
         if self._has_taken_over:
             self._tracker.stop(STOP_S)
         self._outbox.close()
+        self._executor.close()
         self._pool.inventory.close()
         self._store.close()
 
@@ -245,8 +246,9 @@ class Agent:
 
     def _keep_transitions(self, supervised: Supervised) -> None:
         """Keep the transitions that are new, and those that the store did not take before."""
-        self._store.add_transitions(supervised.unkept)
-        supervised.unkept.clear()
+        if supervised.unkept:
+            self._store.add_transitions(supervised.unkept)
+            supervised.unkept.clear()
 
     def _stop(self, supervised: Supervised, reason: str) -> None:
         """End an attempt; one that takes more memory than is its own, with no grace for more."""
@@ -316,10 +318,10 @@ class Agent:
             running = list(self._running.values())
             ranking, scene = self._offers.to(ready, running, self._waiting)
             found = plan(ranking, scene)
-            if found.waiting:
-                self._make_way(found, ranking)
             for grant in found.grants:
                 self._start(grant)
+            if found.waiting:
+                self._make_way(found, ranking)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 
     def _make_way(self, found: Plan, ranking: Ranking) -> None:
