@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from mlflow_rlsched import __version__, protocol, run_warnings
+from mlflow_rlsched.agent.budgets import BUDGET_S
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
@@ -32,7 +33,17 @@ from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import AgentRecord, Attempt, Ending, Lease, State, Task, open_store
+from mlflow_rlsched.policy.interval import Budget
+from mlflow_rlsched.store import (
+    LEARNING_PRIORITY,
+    AgentRecord,
+    Attempt,
+    Ending,
+    Lease,
+    State,
+    Task,
+    open_store,
+)
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -74,6 +85,8 @@ class Agent:
         self._running: dict[str, Supervised] = {}
         self._configs: dict[str, RunConfig] = {}
         self._pressure = 0.0
+        self._blocked: list[Task] = []
+        self._budgets: dict[str, Budget] = {}
         self._started_at = time.time()
         self._has_taken_over = False
         self._interrupted = True  # a tick, or an earlier agent, that could not tell all
@@ -109,7 +122,9 @@ class Agent:
         self._every(SAMPLE_S, self._sample)
         self._every(UPLOAD_S, self._upload)
         at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
+        crowded = bool(self._blocked)
         self._every(PASS_S, self._schedule, at_once)
+        self._every(BUDGET_S, self._share, crowded and not self._blocked)
         self._interrupted = False
         return self.has_work()
 
@@ -231,7 +246,8 @@ class Agent:
             if supervised.tuning.is_elastic:
                 others = self._running.values()
                 free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised, others)
-            self._keep(supervised, supervised.tuning.decide(self._pressure, free))
+            budget = self._budgets.get(supervised.run_id)
+            self._keep(supervised, supervised.tuning.decide(self._pressure, free, budget))
         return False
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
@@ -281,6 +297,7 @@ class Agent:
                 with _contained(task.run_id):
                     self._review(task.run_id)
         del self._running[supervised.run_id]
+        self._budgets.pop(supervised.run_id, None)
 
     def _review(self, run_id: str) -> None:
         """See what a run that is over says of the policy that decided on it."""
@@ -310,6 +327,7 @@ class Agent:
                 elif self._pass_waiting(task):
                     ready.append(task)
         self._pressure = pressure(ready, self._config, len(self._pool.devices()))
+        self._blocked = []
         if ready:
             running = list(self._running.values())
             ranking, scene = self._offers.to(ready, running, self._waiting)
@@ -320,7 +338,15 @@ class Agent:
                     self._preempt(self._running[task.run_id])
             for grant in found.grants:
                 self._start(grant)
+            drained = [t for t in ready if t.exit_reason == RESIZED and t.run_id in scene.draining]
+            first = [task for task in found.waiting if task.priority > LEARNING_PRIORITY]
+            self._blocked = [*drained, *first]
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
+
+    def _share(self) -> None:
+        """Say anew how many devices each run may have whose number can change."""
+        running = list(self._running.values())
+        self._budgets = self._offers.budgets(running, self._blocked, self._waiting.waited_s)
 
     def _pass_running(self, task: Task) -> None:
         if task.run_id not in self._running:

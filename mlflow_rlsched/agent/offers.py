@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mlflow_rlsched.agent.budgets import Asking, Prospect, budgets, expected_s, speeds
 from mlflow_rlsched.agent.forecast import Holding, held_by_run
 from mlflow_rlsched.agent.placement import Scene, with_room, within_quota
 from mlflow_rlsched.agent.pool import DRAIN_S, Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
-from mlflow_rlsched.agent.ranking import Ranking, weight_of
+from mlflow_rlsched.agent.ranking import RESIZED, Ranking, effective_priority, weight_of
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
-from mlflow_rlsched.devices.demand import demand
+from mlflow_rlsched.devices.demand import Demand, demand, suits
 from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.devices.locks import WHOLE
+from mlflow_rlsched.policy.interval import Budget
 from mlflow_rlsched.store import Store, Task
 
 
@@ -60,20 +66,87 @@ class Offers:
 
     def runners(self, running: Sequence[Supervised]) -> list[Runner]:
         """For ``make_way``: what runs."""
-        kind = self._pool.inventory.kind
         shares = held_by_run(self._store.leases(self._host))
         preemptions = self._store.endings(PREEMPTED)
         return [
             Runner(
                 s.task,
                 shares.get(s.run_id, []),
-                s.tuning.least_gpus * demand(s.config, nested=False, kind=kind).each,
+                s.tuning.least_gpus * self._wants(s.config).each,
                 "resume" in (s.can or ()),
                 s.stopping is not None or s.tuning.leaves is not None,
                 preemptions.get(s.run_id, 0),
             )
             for s in running
         ]
+
+    def budgets(
+        self,
+        running: Sequence[Supervised],
+        waiting: Sequence[Task],
+        waited_s: Callable[[Task], float],
+    ) -> dict[str, Budget]:
+        """How many ``gpus`` each running task may have whose number can change.
+
+        Args:
+            running: All that runs.
+            waiting: Who waits for devices, in the order in which they start.
+            waited_s: How long a task has waited.
+        """
+        held = held_by_run(self._store.leases(self._host))
+        users: Counter[str] = Counter()
+        for each in running:
+            users[each.task.spec.user] += sum(s.amount for s in held.get(each.run_id, ()))
+        free = sum(amount == WHOLE for amount in self._pool.free().values())
+        runs = []
+        for each in running:
+            has = len(held.pop(each.run_id, ()))
+            wants = self._wants(each.config)
+            if wants.amount < WHOLE or not each.tuning.is_elastic or each.stopping is not None:
+                continue
+            if each.tuning.leaves is not None:
+                free += has - min(has, each.tuning.leaves_with * wants.each)
+                continue
+            user = each.task.spec.user
+            most = replace(wants, devices=each.tuning.limits.gpus_max * wants.each - has)
+            more = within_quota(each.config, most, user, users[user]) // wants.each
+            users[user] += more * wants.each * WHOLE  # nobody else is given the same
+            runs.append(self._prospect(each, has // wants.each, more))
+        free += sum(len(shares) for shares in held.values())  # being emptied: as good as free
+        room = free + sum(run.held * run.each for run in runs)
+        asking = [self._asking(task, waited_s(task)) for task in waiting]
+        return budgets(runs, asking, room, len(self._pool.devices()))
+
+    def _wants(self, config: RunConfig) -> Demand:
+        return demand(config, nested=False, kind=self._pool.inventory.kind)
+
+    def _prospect(self, run: Supervised, held: int, more: int) -> Prospect:
+        """What a run expects of its devices, and of so many more."""
+        tuning, limits = run.tuning, run.tuning.limits
+        batch_is_live = "batch_size" in (run.can or ())
+        speed = speeds(tuning.history, limits, held, tuning.setting.batch_size, batch_is_live)
+        return Prospect(
+            run.run_id,
+            run.task.priority,
+            weight_of(self._configs, run.task),
+            self._wants(run.config).each,
+            held,
+            tuning.least_gpus,
+            limits.gpus_max,
+            speed[: held if tuning.declined else held + more],
+            expected_s(tuning.record, time.time()),
+            limits.restart_cost_s,
+        )
+
+    def _asking(self, task: Task, waited_s: float) -> Asking:
+        config, offered = self._configs(task), self._of(task)
+        nested = task.spec.parent_attempt_dir is not None
+        wants = demand(config, nested, self._pool.inventory.kind, task.gpus)
+        suited = sum(suits(device, config) for device in offered)
+        amount = wants.least * wants.amount if suited == len(self._pool.devices()) else math.inf
+        if task.exit_reason == RESIZED:  # what it gave back is its own
+            return Asking(math.inf, amount)
+        return Asking(effective_priority(task, waited_s), amount)
 
     def more_gpus(self, supervised: Supervised, running: Iterable[Supervised]) -> int:
         """How many more ``gpus`` a running task may have where nobody waits.
@@ -82,7 +155,7 @@ class Offers:
             supervised: The task.
             running: All that runs: what its user holds counts against the quota.
         """
-        wants = demand(supervised.config, nested=False, kind=self._pool.inventory.kind)
+        wants = self._wants(supervised.config)
         held = {device.id for device in supervised.devices}
         others = {id_: amount for id_, amount in self._pool.free().items() if id_ not in held}
         room = with_room(supervised.config, wants, self._of(supervised.task), others)

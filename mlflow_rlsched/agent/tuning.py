@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +23,7 @@ from mlflow_rlsched.policy.action import Action, Setting, resize
 from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.interval import Budget, Interval
 from mlflow_rlsched.policy.limits import Limits, limits_of
 from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
 from mlflow_rlsched.policy.pacing import FIRST_S
@@ -65,6 +65,7 @@ class Tuning:
         setting: What is in force.
         can: What the training can do; None until it has said so.
         record: The last decision on record, or None.
+        declined: Whether it left devices alone when it last might have had more.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Tuning:
         record = self.record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self.can: frozenset[str] | None = None
+        self.declined = False
         self._has_spoken = False
         self._seq, self.setting = self._in_force(record)
         self._applied = self._seq
@@ -251,6 +253,11 @@ class Tuning:
             return None
         return PREEMPTED if self.setting.gpus == self._gpus else RESIZED
 
+    @property
+    def leaves_with(self) -> int:
+        """How many ``gpus`` it goes on with, at least, once it left."""
+        return self.setting.gpus if self.leaves == RESIZED else self.least_gpus
+
     def leaves_s(self) -> float:
         """Seconds since it was asked to, or since this agent knows of it."""
         return time.monotonic() - self._asked_at if self._leaves else 0.0
@@ -264,12 +271,25 @@ class Tuning:
         self._seq += 1
         self._direct(self._seq, self.setting, reason, stop=True)
 
-    def decide(self, pressure: float, free: int | None = None) -> Outcome:
+    @property
+    def history(self) -> History:
+        """What the next decision builds on."""
+        return self._decider.history
+
+    @property
+    def limits(self) -> Limits:
+        """What bounds the setting."""
+        return self._decider.limits
+
+    def decide(
+        self, pressure: float, free: int | None = None, budget: Budget | None = None
+    ) -> Outcome:
         """Decide, record it, and tell the training if anything changes.
 
         Args:
             pressure: Devices that waiting tasks ask for, over the devices of the pool.
             free: How many more the run may take now, or None where it has what it has.
+            budget: What the pool gives it, where it has looked at it.
 
         Raises:
             OSError: The record or the directive cannot be written.
@@ -280,7 +300,11 @@ class Tuning:
             policy = Fixed("nothing of this training can be changed while it runs", policy)
             self._decider.others = ()  # nobody could have done anything, nor learns from it
         self._decider.policy = policy
-        return self._conclude(self._decider.decide(self._interval(pressure, free)))
+        interval = replace(self._interval(pressure, free), budget=budget)
+        outcome = self._conclude(self._decider.decide(interval), budget=budget)
+        if free and (budget is None or budget.gpus > interval.setting.gpus):
+            self.declined = self.setting.gpus <= interval.setting.gpus
+        return outcome
 
     def transitions(self) -> list[Transition]:
         """The last ones on record: an agent that died may not have got round to keep them."""
@@ -321,7 +345,9 @@ class Tuning:
             decision = replace(decision, setting=smaller, action=action, vetoes=(), history=history)
         return self._conclude(decision, ended=True)
 
-    def _conclude(self, decision: Decision, ended: bool = False) -> Outcome:
+    def _conclude(
+        self, decision: Decision, ended: bool = False, budget: Budget | None = None
+    ) -> Outcome:
         before, setting = self.setting, decision.setting
         changed = setting != before
         record = decision.to_json() | {
@@ -331,6 +357,7 @@ class Tuning:
             "seq": self._seq + changed,
             "reason": decision.reason,
             "training": self._training,
+            "budget": None if budget is None else asdict(budget),
         }
         decision_log.append(self._run_dir, record)
         if changed:
