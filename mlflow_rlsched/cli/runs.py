@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.cli.common import (
     WrongUsage,
     duration,
@@ -93,6 +94,7 @@ def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
             "attempt": task.attempt,
             "why": why(task, now, starts.get(task.run_id)),
             "expected": starts.get(task.run_id),
+            "budget": budget(task),
         }
         for task in store.tasks([State.QUEUED, State.RUNNING])
     ]
@@ -110,6 +112,24 @@ def wants(task: Task) -> dict[str, Any]:
         "cpu_slots": gpus * int(config.get("cpu_slots", 1)),
         "shares_parent": nested,
     }
+
+
+def budget(task: Task) -> dict[str, Any] | None:
+    """What the pool gave a running task at its last decision; None where it gave nothing.
+
+    Returns:
+        ``gpus``, the most that it may have, and ``why``.
+    """
+    from mlflow_rlsched.store import State
+
+    gpus = task.spec.config.get("gpus", {})
+    if task.state is not State.RUNNING or gpus.get("max", 1) <= gpus.get("initial", 1):
+        return None
+    record = decision_log.last(Path(task.spec.run_dir))
+    if record is None or record.get("attempt") != task.attempt:
+        return None
+    found: dict[str, Any] | None = record.get("budget")
+    return found
 
 
 def why(task: Task, now: float, start: Mapping[str, Any] | None = None) -> str:
@@ -152,7 +172,7 @@ def _queue_table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 _wants_text(row["wants"]),
                 ", ".join(share_text(hold) for hold in row["holds"]),
                 row["attempt"] or "",
-                row["why"],
+                "; ".join(filter(None, (row["why"], (row["budget"] or {}).get("why")))),
             )
             for row in rows
         ),

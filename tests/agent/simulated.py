@@ -315,7 +315,7 @@ class Host:
         self.moment()
         return training.folder
 
-    def stop(self, folder: Path, reason: str, grace_s: float) -> None:
+    def stop(self, folder: Path, reason: str, grace_s: float, message: str = "") -> None:
         self.moment()
         training = self.trainings.get(folder)
         if training is not None:

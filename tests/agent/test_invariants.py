@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent.preemption import MOST, PREEMPTED
 from mlflow_rlsched.agent.ranking import AGEING_S, RESIZED, effective_priority
 from mlflow_rlsched.store import State, StoreError, Task
@@ -57,6 +59,7 @@ class Lives(RuleBasedStateMachine):
         self.host = Host(self.root)
         self.host.on_claim = self.nobody_like_it_is_passed
         self.runs: list[str] = []
+        self.samples = 0
 
     def teardown(self) -> None:
         try:
@@ -106,7 +109,8 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.host.live())
     @rule(data=st.data(), progress=st.sampled_from([0.01, 0.5, 0.99]))
     def report(self, data: st.DataObject, progress: float) -> None:
-        self.host.report(self.draw_live(data), loss=1.0, progress=progress)
+        self.samples += 1000
+        self.host.report(self.draw_live(data), loss=1.0, progress=progress, samples=self.samples)
 
     @rule(delta=st.integers(-2, 2))
     def want_devices(self, delta: int) -> None:
@@ -170,6 +174,22 @@ class Lives(RuleBasedStateMachine):
         self.no_task_is_lost(tasks)
         for task in tasks:
             self.attempts_add_up(task)
+        self.budgets_are_kept()
+
+    def budgets_are_kept(self) -> None:
+        """No run is told to take more than the pool gave it, and that is within its bounds."""
+        agent = self.host.agent
+        for training in self.host.live():
+            task = self.host.store.get(training.run_id)
+            assert task is not None
+            gpus = task.spec.config["gpus"]
+            budget = agent._budgets.get(training.run_id) if agent is not None else None
+            if budget is not None:
+                assert gpus["min"] <= budget.gpus <= gpus["max"]
+            record = decision_log.last(Path(task.spec.run_dir))
+            if record is not None and not record["ended"] and record["budget"] is not None:
+                before, after = record["before"]["gpus"], record["setting"]["gpus"]
+                assert after <= max(before, record["budget"]["gpus"])
 
     def no_device_is_held_beyond_what_it_is(self) -> None:
         leased: Counter[str] = Counter()
@@ -270,15 +290,30 @@ def test_nobody_waits_beyond_the_bound(steps: int, gpus: int, random: Random) ->
     """
     root = folder_in_memory()
     host = Host(root)
-    lengths = {}
+    host.policies.delta = 2
+    ends = {}
 
     def come() -> float:
         """Submit one of the many; returns how long it takes, the pass in which that is seen too."""
         length = random.choice(LENGTHS)
         known = {"timeout_s": length + TICK_S} if random.random() < 0.7 else {}
-        run_id = host.submit(steps, gpus=random.randint(1, 3), **COMMON, **known)
-        lengths[run_id] = length
+        most = random.randint(1, 3)
+        wanted: Any = random.choice([most, {"initial": most, "min": 1, "max": GPUS}])
+        can = ["resume"] if isinstance(wanted, dict) else []
+        ends[host.submit(steps, gpus=wanted, can=can, **COMMON, **known)] = length
         return length + TICK_S
+
+    def train() -> None:
+        """Have all report, leave where they are asked to, and end when they are done."""
+        for training in host.live():
+            ends[training.run_id] -= TICK_S
+            if ends[training.run_id] <= 0:
+                host.end(training, 0)
+            elif training.leaves:
+                host.report(training, event="stopped")
+                host.end(training, 75)
+            else:
+                host.report(training, loss=1.0, progress=0.1)
 
     try:
         # Those who rank before the patient one run one after the other, at worst.
@@ -297,9 +332,7 @@ def test_nobody_waits_beyond_the_bound(steps: int, gpus: int, random: Random) ->
                 length = come()
                 bound += length if waited < last_before else 0.0
             host.work(TICK_S)
-            for training in host.live():
-                if host.age_s(training.folder) >= lengths[training.run_id]:
-                    host.end(training, 0)
+            train()
     finally:
         host.close()
         shutil.rmtree(root)
