@@ -9,8 +9,7 @@ of ``placement`` and ``preemption``; while somebody waits nobody is given more t
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -135,7 +134,7 @@ def speeds(
 
 
 def budgets(
-    runs: Sequence[Prospect], waiting: Sequence[Asking], room: int, devices: int
+    runs: Sequence[Prospect], asking: Iterable[Asking], waiting: int, room: int, devices: int
 ) -> dict[str, Budget]:
     """How many ``gpus`` each run may have from now on.
 
@@ -146,11 +145,14 @@ def budgets(
 
     Args:
         runs: The runs, which hold ``Prospect.least`` or more.
-        waiting: Who waits for devices, in the order in which they start.
+        asking: Who waits for devices, in the order in which they start; taken only as far as room
+            can be made.
+        waiting: How many these are.
         room: Devices that the runs hold and that are free.
         devices: Devices of the pool, for people.
     """
-    asking = deque(waiting)
+    queue = iter(asking)
+    first = next(queue, None)
     if waiting:
         runs = [replace(run, speed=run.speed[: run.held]) for run in runs]
     ordered = sorted(runs, key=lambda run: -run.priority)
@@ -159,11 +161,10 @@ def budgets(
     given: dict[str, int] = {}
     for priority, group in groupby(ordered, key=lambda run: run.priority):
         equals = list(group)
-        while asking and asking[0].priority >= priority:
-            if asked + asking[0].amount > 100 * (room - kept):
-                asking.clear()  # nor can who comes after it start
-                break
-            asked += asking.popleft().amount
+        while first is not None and first.priority >= priority:
+            fits = asked + first.amount <= 100 * (room - kept)
+            asked += first.amount if fits else 0.0
+            first = next(queue, None) if fits else None  # who is behind it cannot start either
         kept -= sum(run.least * run.each for run in equals)
         counts = _shared(equals, room - kept - math.ceil(asked / 100))
         room -= sum(counts)
@@ -172,7 +173,7 @@ def budgets(
     found = {}
     for run in runs:
         most = min(given[run.run_id] + spare // run.each, run.most)
-        found[run.run_id] = Budget(most, _why(run, most, devices, len(waiting)))
+        found[run.run_id] = Budget(most, _why(run, most, devices, waiting))
     return found
 
 

@@ -102,7 +102,8 @@ class Offers:
         for each in running:
             has = len(held.pop(each.run_id, ()))
             wants = self._wants(each.config)
-            if wants.amount < WHOLE or not each.tuning.is_elastic or each.stopping is not None:
+            is_ours = each.tuning.is_elastic and each.stopping is None and wants.amount == WHOLE
+            if not has or not is_ours:
                 continue
             if each.tuning.leaves is not None:
                 free += has - min(has, each.tuning.leaves_with * wants.each)
@@ -114,8 +115,8 @@ class Offers:
             runs.append(self._prospect(each, has // wants.each, more))
         free += sum(len(shares) for shares in held.values())  # being emptied: as good as free
         room = free + sum(run.held * run.each for run in runs)
-        asking = [self._asking(task, waited_s(task)) for task in waiting]
-        return budgets(runs, asking, room, len(self._pool.devices()))
+        asking = (self._asking(task, waited_s(task)) for task in waiting)
+        return budgets(runs, asking, len(waiting), room, len(self._pool.devices()))
 
     def _wants(self, config: RunConfig) -> Demand:
         return demand(config, nested=False, kind=self._pool.inventory.kind)

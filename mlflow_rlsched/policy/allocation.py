@@ -101,7 +101,7 @@ def weights(seconds_left: Array, weighing: Weighing) -> Array:
 
     Args:
         seconds_left: (R,) time that each run still takes on one device.
-        weighing: Its concavity, and its focus: to which power the result is raised.
+        weighing: Its concavity.
 
     Returns:
         (R,): 1 for the longest, the more the shorter.
@@ -109,7 +109,7 @@ def weights(seconds_left: Array, weighing: Weighing) -> Array:
     order = np.argsort(-seconds_left, kind="stable")
     ends = np.arange(len(order) + 1.0) ** (1 / (1 - weighing.concavity))
     found = np.empty(len(order))
-    found[order] = np.diff(ends) ** (weighing.focus * (1 - weighing.concavity))
+    found[order] = np.diff(ends) ** (1 - weighing.concavity)
     return found
 
 

@@ -11,8 +11,6 @@ class Weighing:
 
     Attributes:
         concavity: k devices speed a run up by about k to this power: between 0 and 1.
-        focus: Power of what a run's nearer end is worth: 1 for the least mean time to the ends if
-            all that is known is true, 0 where all runs count alike.
         price: What a device must add at least, in speeds of one device: those that add less stay
             free.
         patience_s: Time after which devices may well change again, so that a restart must pay
@@ -24,7 +22,6 @@ class Weighing:
     """
 
     concavity: float = 0.7
-    focus: float = 1.0
     price: float = 0.1
     patience_s: float = 180.0
     growth: float = 2.0

@@ -45,7 +45,7 @@ def given_to(
 ) -> dict[str, int]:
     if room is None:
         room = sum(each.held * each.each for each in runs)
-    found = budgets(runs, waiting, room, room)
+    found = budgets(runs, waiting, len(waiting), room, room)
     return {run_id: budget.gpus for run_id, budget in found.items()}
 
 
@@ -58,9 +58,9 @@ def test_room_is_made_for_as_many_as_can_start() -> None:
 
 
 def test_the_reason_says_how_many_of_how_many_and_for_whom() -> None:
-    (found,) = budgets([run("a", 4)], waits(3), 4, 5).values()
+    (found,) = budgets([run("a", 4)], waits(3), 3, 4, 5).values()
     assert found.why == "the pool gives this run at most 1 of 5 devices while 3 wait"
-    (found,) = budgets([run("a", 2, each=2)], waits(1, each=200), 4, 4).values()
+    (found,) = budgets([run("a", 2, each=2)], waits(1, each=200), 1, 4, 4).values()
     assert found.why == "the pool gives this run at most 2 of 4 devices while 1 waits"
 
 
@@ -97,7 +97,7 @@ def test_who_is_nearly_done_gets_what_brings_the_end_nearer() -> None:
     found = given_to([soon, late])
     assert found["soon"] > 1
     assert found["late"] < 3
-    told = budgets([soon, late], [], 4, 4)["late"].why
+    told = budgets([soon, late], [], 0, 4, 4)["late"].why
     assert told.endswith("of 4 devices, as others end sooner with more")
 
 

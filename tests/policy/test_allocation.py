@@ -185,13 +185,6 @@ def test_nobody_restarts_for_little() -> None:
         assert shares(worth, OPTIONS, 8) == [expected]
 
 
-def test_without_a_focus_who_is_nearly_done_is_worth_no_more_than_others() -> None:
-    left = np.array([10.0, 1000.0])
-    sharp, blunt = (weights(left, Weighing(focus=focus)) for focus in (1.0, 0.0))
-    assert sharp[0] > sharp[1] == 1
-    assert list(blunt) == [1, 1]
-
-
 def test_where_none_shall_be_slow_each_has_one_before_any_has_more() -> None:
     speed = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.1, 1.2, 1.3], [1.0, 0.0, 0.0, 0.0]])
     worth = fairness_worth(speed, np.ones_like(speed))
