@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from mlflow_rlsched.agent.forecast import Holding, held_by_run
+from mlflow_rlsched.agent.others import Foreign
 from mlflow_rlsched.agent.placement import Scene, with_room, within_quota
 from mlflow_rlsched.agent.pool import DRAIN_S, Pool
 from mlflow_rlsched.agent.preemption import PREEMPTED, Runner
@@ -16,7 +19,7 @@ from mlflow_rlsched.agent.waiting import Waiting
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import demand
 from mlflow_rlsched.devices.interface import Device
-from mlflow_rlsched.store import Store, Task
+from mlflow_rlsched.store import Outlook, Store, Task
 
 
 class Offers:
@@ -38,7 +41,7 @@ class Offers:
         self._configs = configs
 
     def to(
-        self, ready: Sequence[Task], running: Sequence[Supervised], waiting: Waiting
+        self, ready: Sequence[Task], running: Sequence[Supervised | Foreign], waiting: Waiting
     ) -> tuple[Ranking, Scene]:
         """For ``plan``: the order of those who wait, and what there is for them."""
         held = held_by_run(self._store.leases(self._host))
@@ -58,22 +61,36 @@ class Offers:
         )
         return Ranking(ready, waiting.waited_s, amounts, partial(weight_of, self._configs)), scene
 
-    def runners(self, running: Sequence[Supervised]) -> list[Runner]:
+    def runners(self, running: Sequence[Supervised | Foreign]) -> list[Runner]:
         """For ``make_way``: what runs."""
-        kind = self._pool.inventory.kind
         shares = held_by_run(self._store.leases(self._host))
         preemptions = self._store.endings(PREEMPTED)
+        outlooks = ((s, self.outlook(s)) for s in running)
         return [
             Runner(
                 s.task,
                 shares.get(s.run_id, []),
-                s.tuning.least_gpus * demand(s.config, nested=False, kind=kind).each,
-                "resume" in (s.can or ()),
-                s.stopping is not None or s.tuning.leaves is not None,
+                told.least,
+                told.resumes,
+                told.leaves,
                 preemptions.get(s.run_id, 0),
             )
-            for s in running
+            for s, told in outlooks
         ]
+
+    def outlook(self, running: Supervised | Foreign) -> Outlook:
+        """What can be expected of a running task."""
+        if isinstance(running, Foreign):
+            return running.outlook
+        each = demand(running.config, nested=False, kind=self._pool.inventory.kind).each
+        holding = running.holding(())
+        return Outlook(
+            running.tuning.least_gpus * each,
+            "resume" in (running.can or ()),
+            running.stopping is not None or running.tuning.leaves is not None,
+            time.time() + holding.left_s if math.isfinite(holding.left_s) else None,
+            holding.basis,
+        )
 
     def more_gpus(self, supervised: Supervised, running: Iterable[Supervised]) -> int:
         """How many more ``gpus`` a running task may have where nobody waits.
@@ -91,7 +108,7 @@ class Offers:
         leases = self._store.leases(self._host)
         used = sum(lease.share.amount for lease in leases if lease.run_id in theirs)
         wants = replace(wants, devices=len(room))
-        return within_quota(supervised.config, wants, user, used) // wants.each
+        return within_quota(self._configs(supervised.task), wants, user, used) // wants.each
 
     def _of(self, task: Task) -> list[Device]:
         """Devices that the agent's and the task's own limits allow."""
