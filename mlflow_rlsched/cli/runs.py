@@ -50,8 +50,10 @@ def queue(url: str, everything: bool, as_json: bool) -> None:
     notes: list[dict[str, Any]] = []
     if store is not None:
         with closing(store):
-            rows = queue_rows(store, time.time())
-            notes = [dict(note) for agent in store.agents() for note in agent.devices] * alive
+            rows = queue_rows(store, time.time(), url)
+            told = [dict(note) for agent in store.agents() for note in agent.devices]
+            # Of users who share a store, each one's agent tells the same.
+            notes = list({str(note.get("id")): note for note in told}.values()) * alive
     if as_json:
         print_json({"runs": rows, "agent_alive": alive, "devices_not_offered": notes})
     elif store is None:
@@ -69,11 +71,11 @@ def queue(url: str, everything: bool, as_json: bool) -> None:
             click.echo("no agent lives: `rlsched agent start` starts one")
 
 
-def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
+def queue_rows(store: Store, now: float, url: str) -> list[dict[str, Any]]:
     """What ``queue`` shows of each waiting or running task, by rank."""
     from mlflow_rlsched.store import State
 
-    starts = expected_starts(store, now)
+    starts = expected_starts(store, now, url)
     held: dict[str, list[Lease]] = {}
     for lease in store.leases():
         held.setdefault(lease.run_id, []).append(lease)

@@ -45,7 +45,7 @@ def show(run_id: str, url: str, as_json: bool) -> None:
     with opened(url) as store:
         task = find_task(store, run_id)
         attempts = store.attempts(task.run_id)
-        start = expected_starts(store, time.time()).get(task.run_id)
+        start = expected_starts(store, time.time(), url).get(task.run_id)
     about = describe(task, attempts, start)
     if as_json:
         print_json(about)
