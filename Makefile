@@ -46,6 +46,7 @@ bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.sim
 	$(BIN)/python -m benchmarks.pool
+	$(BIN)/python -m benchmarks.pool --real
 	$(BIN)/python -m benchmarks.real
 
 gpu-check: $(INSTALLED) ## Run the digits project on a real GPU, where there is one

@@ -1,4 +1,4 @@
-"""Simulated completion times and GPU-hours of many runs that share 64 GPUs, by scheduler."""
+"""Many runs that share devices: simulated on 64 GPUs by scheduler, or real ones on two slots."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from benchmarks import pool_real
 from benchmarks.figures import Figure, show
 from benchmarks.pool_workloads import drawn, workload
 from mlflow_rlsched.simulator.cluster import Pool, Scheduler, figures, replay
@@ -137,7 +138,11 @@ def compared(case: Case, results: Results) -> list[Figure]:
     help="Folder with traces and workloads of the public simulator of Pollux; without it, only"
     " drawn workloads are replayed.",
 )
-def main(as_json: bool, quick: bool, data: Path | None) -> None:
+@click.option("--real", is_flag=True, help="Real runs of projects/digits and examples/elastic.")
+def main(as_json: bool, quick: bool, data: Path | None, real: bool) -> None:
+    if real:
+        show(pool_real.measure(quick), as_json)
+        return
     if data is None:
         click.echo("the measured workloads are left out: --data names no folder", err=True)
     try:

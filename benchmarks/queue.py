@@ -1,4 +1,4 @@
-"""A long queue: the command that shows it, and a scheduling pass over it."""
+"""A long queue: the command that shows it, a scheduling pass over it, and tiny tasks in a slot."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure, command
@@ -40,10 +41,15 @@ def measure(quick: bool) -> list[Figure]:
         _put(place, [replace(task, priority=8) for task in _waiting(first, RUNNING + 2, 1)])
         _put(place, _waiting(spec, RUNNING + 3, CROWD - 2))
         shown = show_queue(place, CROWD, 3.0, times)
-        return [*figures, shown, *crowded_pass(place, times)]
+        figures += [shown, *crowded_pass(place, times)]
+    with host(slots=1) as place:
+        os.environ.update(place.env)
+        return [*figures, packing(place, 4 * times)]
 
 
-def _submitted(place: Host) -> TaskSpec:
+def _submitted(
+    place: Host, project: Path = PROJECTS / "faulty", entry_point: str = "count"
+) -> TaskSpec:
     """The specification of a real submission, a pattern for more."""
     import mlflow
 
@@ -51,7 +57,7 @@ def _submitted(place: Host) -> TaskSpec:
 
     mlflow.set_tracking_uri(place.env["MLFLOW_TRACKING_URI"])
     request = submission.Request(
-        str(PROJECTS / "faulty"), "count", {}, None, {}, mlflow.get_tracking_uri(), "0", None
+        str(project), entry_point, {}, None, {}, mlflow.get_tracking_uri(), "0", None
     )
     task, _ = submission.submit(request, lambda: None)
     return task.spec
@@ -185,6 +191,30 @@ def crowded_pass(place: Host, times: int) -> list[Figure]:
         Figure("one pass over a crowd", found, "s", 1.0, None, note),
         Figure("one tick over a crowd", tick, "s", 1.0, None, f"{note}; with supervision"),
     ]
+
+
+def packing(place: Host, tasks: int) -> Figure:
+    """Milliseconds between the last moment of a tiny task and the first of the next in its slot."""
+    from mlflow_rlsched.daemon import AgentFiles
+
+    project, stamps = place.root / "stamp", place.root / "stamps"
+    project.mkdir()
+    stamp = f"date +%s.%N >> {stamps}"
+    (project / "MLproject").write_text(
+        f'name: stamp\nentry_points:\n  main:\n    command: "{stamp}; {stamp}"\n'
+    )
+    for _ in range(tasks):
+        _submitted(place, project, "main")
+    stamps.touch()
+    AgentFiles(place.store).start()
+    deadline = time.monotonic() + 5 * tasks
+    while len(times := stamps.read_text().split()) < 2 * tasks:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{tasks} tiny tasks took longer than 5 s each")
+        time.sleep(0.1)
+    gaps = [1000 * (float(b) - float(a)) for a, b in zip(times[1::2], times[2::2], strict=False)]
+    note = f"{tasks} tasks of two commands one after the other, one slot, median"
+    return Figure("pause between two tiny tasks", statistics.median(gaps), "ms", 250.0, None, note)
 
 
 main = command(measure)

@@ -25,10 +25,10 @@ from typing import Any
 
 from mlflow_rlsched import __version__, processes, protocol
 from mlflow_rlsched.filelock import FileLock
+from mlflow_rlsched.sharing import SQLITE, is_shared
 
 IDLE_TIMEOUT_S = 60
 REPLACE_WAIT_S = 30.0
-SQLITE = "sqlite:///"
 DROPPED = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CUDA_VISIBLE_DEVICES", "RLSCHED_POLICY")
 DROPPED_PREFIXES = ("RLSCHED_CFG_", "RLSCHED_ATTEMPT", "RLSCHED_RUN_", "RLSCHED_CHECKPOINT_")
 
@@ -61,7 +61,7 @@ class AgentFiles:
 
     def __init__(self, store: str, folder: Path | None = None) -> None:
         self.store = store
-        if folder is None and store.startswith(SQLITE):
+        if folder is None and store.startswith(SQLITE) and not is_shared(store):
             folder = Path(store.removeprefix(SQLITE) + "-agent")
         elif folder is None:
             key = hashlib.sha256(store.encode()).hexdigest()[:16]

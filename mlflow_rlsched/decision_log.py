@@ -45,14 +45,14 @@ def tail(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """All whole records, oldest first; none when there is no file."""
+    """All whole records, oldest first; none when there is no file, or another user's."""
     try:
         with open(run_dir / NAME, "rb") as file:
             for line in file:
                 record = _parsed(line)
                 if record is not None:
                     yield record
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
 
 

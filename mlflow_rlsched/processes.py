@@ -20,6 +20,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def uptime_s() -> float:
+    """Seconds since that boot: a clock for all processes, whatever the wall clock does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass(frozen=True)
 class Identity:
     """A process, told apart from a later one with the same PID.
@@ -55,11 +60,6 @@ class Identity:
     def alive(self) -> bool:
         """Whether this very process still runs."""
         return Identity.of(self.pid) == self
-
-    def age_s(self) -> float:
-        """Seconds since the process started, whatever the wall clock did meanwhile."""
-        started_at = self.start_ticks / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_at)
 
     def signal(self, number: int) -> bool:
         """Send a signal to this very process; False when it is gone."""

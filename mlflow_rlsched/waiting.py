@@ -15,6 +15,7 @@ from mlflow.entities import RunStatus
 from mlflow.exceptions import ExecutionException
 from mlflow.projects.submitted_run import SubmittedRun
 
+from mlflow_rlsched import trust
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
@@ -149,9 +150,12 @@ class RlschedSubmittedRun(SubmittedRun):
         return task
 
     def _request_cancel(self) -> None:
+        task, me = self._task(), user_name()
+        said = trust.statement(trust.CANCEL, task.run_id, task.submitted_at, me)
         try:
-            self._store.request_cancel(self._run_id, user_name())
-        except StoreError as error:
+            proof = trust.prove(self._config.store, task, said)
+            self._store.request_cancel(task.run_id, me, proof)
+        except (StoreError, OSError) as error:
             raise ExecutionException(f"The run cannot be cancelled: {error}") from error
         self._agent.held.unlink(missing_ok=True)
         self._agent.wake()

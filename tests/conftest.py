@@ -11,6 +11,7 @@ import hypothesis
 import mlflow
 import pytest
 
+from tests.shared import shared_store
 from tests.world import World
 
 pytest_plugins = ["tests.skips"]
@@ -43,6 +44,13 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLSCHED_HOME", str(tmp_path / "rlsched-home"))
     monkeypatch.setenv("RLSCHED_LOCK_DIR", str(tmp_path / "rlsched-locks"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
+
+
+@pytest.fixture
+def shared_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store that users share."""
+    with shared_store(monkeypatch) as url:
+        yield url
 
 
 @pytest.fixture

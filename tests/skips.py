@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-MAY_BE_ABSENT = ("no GPU", "no docker engine", "no conda")
+MAY_BE_ABSENT = ("no GPU", "no docker engine", "no conda", "no root")
 """Beginnings of the reasons for which a test may be skipped in CI."""
 
 

@@ -8,31 +8,45 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow_rlsched import __version__, protocol, run_warnings
+from mlflow_rlsched.agent.authority import Authority
+from mlflow_rlsched.agent.budgets import BUDGET_S
+from mlflow_rlsched.agent.configs import Configs
 from mlflow_rlsched.agent.launching import launch
 from mlflow_rlsched.agent.offers import Offers
+from mlflow_rlsched.agent.others import Others
 from mlflow_rlsched.agent.outbox import OUTBOX, Outbox
-from mlflow_rlsched.agent.placement import Grant, plan, pressure
+from mlflow_rlsched.agent.placement import Grant
 from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.pool import Pool
-from mlflow_rlsched.agent.preemption import PREEMPTED, make_way
+from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.recovery import decide
+from mlflow_rlsched.agent.scheduling import Scheduling
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
 from mlflow_rlsched.agent.telling import Teller
 from mlflow_rlsched.agent.tracking import Tracker
 from mlflow_rlsched.agent.tuning import Outcome
 from mlflow_rlsched.agent.waiting import Waiting
-from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
-from mlflow_rlsched.store import AgentRecord, Attempt, Ending, Lease, State, Task, open_store
+from mlflow_rlsched.sharing import is_shared
+from mlflow_rlsched.store import (
+    AgentRecord,
+    Attempt,
+    Ending,
+    Lease,
+    State,
+    Task,
+    open_store,
+)
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -57,12 +71,14 @@ class Agent:
         self._files = files
         self._host = socket.gethostname()
         self._user = user_name()
+        self._is_shared = is_shared(files.store)
+        self._configs = Configs(self._is_shared)
         limit = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._store = open_store(files.store)
         self._pool = Pool(
             open_inventory(), self._store, self._host, None if limit is None else limit.split(",")
         )
-        self._offers = Offers(self._pool, self._store, self._host, self._config)
+        self._offers = Offers(self._pool, self._store, self._host, self._configs)
         self._executor = LocalExecutor(os.environ)
         self._sampler = Sampler(self._pool.inventory)
         self._versions = Versions()
@@ -71,9 +87,15 @@ class Agent:
         self._tracker = Tracker(self._store, self._outbox)
         self._teller = Teller(self._tracker)
         self._waiting = Waiting()
+        self._authority = Authority(files.store, self._store, self._is_shared)
+        self._others = Others(
+            self._store, self._host, self._user, self._is_shared, self._configs, self._waiting
+        )
         self._running: dict[str, Supervised] = {}
-        self._configs: dict[str, RunConfig] = {}
-        self._pressure = 0.0
+        self._scheduling = Scheduling(
+            *(self._user, self._offers, self._others, self._waiting),
+            *(self._running, self._start, self._preempt),
+        )
         self._started_at = time.time()
         self._has_taken_over = False
         self._interrupted = True  # a tick, or an earlier agent, that could not tell all
@@ -100,7 +122,8 @@ class Agent:
             self._has_taken_over = True
         if self._interrupted:
             for task in self._store.untracked(self._host):
-                self._teller.over(task)
+                if task.spec.user == self._user:
+                    self._over(task)
         self._interrupted = True
         ended = self._supervise()
         self._drained = False
@@ -109,15 +132,17 @@ class Agent:
         self._every(SAMPLE_S, self._sample)
         self._every(UPLOAD_S, self._upload)
         at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
+        crowded = bool(self._scheduling.blocked)
         self._every(PASS_S, self._schedule, at_once)
+        self._every(BUDGET_S, self._scheduling.share, crowded and not self._scheduling.blocked)
         self._interrupted = False
         return self.has_work()
 
     def _drain(self) -> None:
         """End the leases of attempts that are over, once their devices are empty."""
         running = self._store.tasks([State.RUNNING], self._host)
-        attempts = {(task.run_id, task.attempt) for task in running}
-        self._drained = self._pool.drain(attempts, self._warn_of_remains)
+        kept = self._others.kept(running, self._pool.unlocked)
+        self._drained = self._pool.drain(kept, self._warn_of_remains)
 
     def _warn_of_remains(self, lease: Lease, text: str) -> None:
         task = self._store.get(lease.run_id)
@@ -137,8 +162,12 @@ class Agent:
         return longest if left is None else min(longest, left)
 
     def has_work(self) -> bool:
-        """Whether a task of this host is not over."""
-        return bool(self._running or self._store.tasks(_UNFINISHED, self._host, 1))
+        """Whether a task of our user on this host is not over."""
+        if self._running:
+            return True
+        first = self._store.tasks(_UNFINISHED, self._host, 1)
+        ours = [task.spec.user == self._user for task in first]
+        return any(ours) or bool(first and self._tasks(_UNFINISHED))
 
     def has_told_all(self) -> bool:
         """Whether tracking servers know all that there is to know."""
@@ -153,6 +182,7 @@ class Agent:
         if self._has_taken_over:
             self._tracker.stop(STOP_S)
         self._outbox.close()
+        self._executor.close()
         self._pool.inventory.close()
         self._store.close()
 
@@ -166,34 +196,33 @@ class Agent:
         """Our user's tasks of this host."""
         return [t for t in self._store.tasks(states, self._host) if t.spec.user == self._user]
 
-    def _config(self, task: Task) -> RunConfig:
-        if task.run_id not in self._configs:
-            self._configs[task.run_id] = RunConfig.model_validate(task.spec.config)
-        return self._configs[task.run_id]
-
     # Running attempts
 
     def _take_over(self) -> None:
         """Adopt what ran under an earlier agent."""
         for task in self._tasks([State.RUNNING]):
             with _contained(task.run_id):
-                self._adopt(task)
+                if not self._authority.refuses(task):
+                    self._adopt(task)
 
     def _adopt(self, task: Task) -> None:
         """Look after a running attempt from now on."""
         attempts = self._store.attempts(task.run_id)
         attempt = attempts[-1]
+        if attempt.number != task.attempt:
+            raise ValueError(f"its attempt {task.attempt} is not in the store")
         folder = protocol.attempt_dir(Path(task.spec.run_dir), attempt.number)
         held = {share.device for share in attempt.devices}
         self._running[task.run_id] = supervised = Supervised(
             task,
-            self._config(task),
+            self._configs(task),
             folder,
             [device for device in self._pool.inventory.devices() if device.id in held],
             self._gpus_held(task, attempt),
             self._sampler.memory_total,
             self._policies,
-            _ran_s(attempts[:-1]) + self._executor.age_s(folder),
+            _ran_s(attempts[:-1]),
+            self._executor.age_s(folder),
         )
         supervised.catch_up()
         self._keep_transitions(supervised)
@@ -202,7 +231,7 @@ class Agent:
     def _gpus_held(self, task: Task, attempt: Attempt) -> int:
         nested = task.spec.parent_attempt_dir is not None
         kind = self._pool.inventory.kind
-        return gpus_held(self._config(task), nested, kind, len(attempt.devices))
+        return gpus_held(self._configs(task), nested, kind, len(attempt.devices))
 
     def _supervise(self) -> bool:
         """Look after running attempts; returns whether one of them ended."""
@@ -227,11 +256,12 @@ class Agent:
         if reason is not None:
             self._stop(supervised, reason)
         elif supervised.stopping is None and supervised.tuning.is_due():
-            free = None
+            free, pressure = None, self._scheduling.pressure
             if supervised.tuning.is_elastic:
                 others = self._running.values()
-                free = 0 if self._pressure > 0 else self._offers.more_gpus(supervised, others)
-            self._keep(supervised, supervised.tuning.decide(self._pressure, free))
+                free = 0 if pressure > 0 else self._offers.more_gpus(supervised, others)
+            budget = self._scheduling.budget(supervised.run_id)
+            self._keep(supervised, supervised.tuning.decide(pressure, free, budget))
         return False
 
     def _keep(self, supervised: Supervised, outcome: Outcome) -> None:
@@ -243,8 +273,9 @@ class Agent:
 
     def _keep_transitions(self, supervised: Supervised) -> None:
         """Keep the transitions that are new, and those that the store did not take before."""
-        self._store.add_transitions(supervised.unkept)
-        supervised.unkept.clear()
+        if supervised.unkept:
+            self._store.add_transitions(supervised.unkept)
+            supervised.unkept.clear()
 
     def _stop(self, supervised: Supervised, reason: str) -> None:
         """End an attempt; one that takes more memory than is its own, with no grace for more."""
@@ -255,10 +286,10 @@ class Agent:
             self._executor.stop(supervised.folder, reason, grace_s, message)
             supervised.stopping = reason
 
-    def _preempt(self, supervised: Supervised) -> None:
+    def _preempt(self, supervised: Supervised, why: str) -> None:
         """Have an attempt make way: at a checkpoint where it resumes."""
         if "resume" in (supervised.can or ()):
-            supervised.tuning.ask_to_stop("its devices are needed by a run of higher priority")
+            supervised.tuning.ask_to_stop(why)
         else:
             self._stop(supervised, PREEMPTED)
 
@@ -266,6 +297,7 @@ class Agent:
         """Record how an attempt ended and what becomes of its task."""
         task = self._store.get(supervised.run_id)
         if task is not None and task.attempt == supervised.number:
+            task = self._authority.checked(task)
             evidence = supervised.evidence(exit_)
             ending = decide(task, supervised.config, evidence, time.time())
             text = "run %s, attempt %d: %s %s"
@@ -277,10 +309,11 @@ class Agent:
                     self._keep(supervised, outcome)
             self._store.end_attempt(task.run_id, task.attempt, ending, time.time())
             self._tell_if_over(task.run_id)
-            if ending.state.final:
+            if ending.state.final and not self._is_shared:  # others' transitions prove nothing
                 with _contained(task.run_id):
                     self._review(task.run_id)
         del self._running[supervised.run_id]
+        self._scheduling.forget(supervised.run_id)
 
     def _review(self, run_id: str) -> None:
         """See what a run that is over says of the policy that decided on it."""
@@ -293,33 +326,40 @@ class Agent:
         """Tell MLflow that a task is over, if it is."""
         task = self._store.get(run_id)
         if task is not None and task.state.final:
-            self._configs.pop(run_id, None)
+            self._configs.forget(run_id)
             self._waiting.forget(run_id)
-            self._teller.over(task)
+            self._over(task)
+
+    def _over(self, task: Task) -> None:
+        """Tell MLflow that a task is over, if it was our user's wish."""
+        known = self._running.get(task.run_id)
+        if known is not None:
+            task = replace(task, spec=known.task.spec, submitted_at=known.task.submitted_at)
+        elif self._authority.why_refused(task) is not None:
+            self._store.mark_tracked(task.run_id)
+            return
+        with _contained(task.run_id):
+            self._authority.over(task)
+        self._teller.over(task)
 
     # Waiting tasks
 
     def _schedule(self) -> None:
         """One pass over all that is not finished: cancellations, time-outs, grants."""
+        self._authority.administrators = self._configs.renew().administrators
         self._waiting.look()
+        tasks = self._store.tasks(_UNFINISHED, self._host)
         ready = []
-        for task in self._tasks(_UNFINISHED):
+        for task in [task for task in tasks if task.spec.user == self._user]:
             with _contained(task.run_id):
+                if task.run_id not in self._running and self._authority.refuses(task):
+                    continue
                 if task.state is State.RUNNING:
-                    self._pass_running(task)
-                elif self._pass_waiting(task):
+                    self._pass_running(self._authority.checked(task))
+                elif self._pass_waiting(self._authority.checked(task)):
                     ready.append(task)
-        self._pressure = pressure(ready, self._config, len(self._pool.devices()))
-        if ready:
-            running = list(self._running.values())
-            ranking, scene = self._offers.to(ready, running, self._waiting)
-            found = plan(ranking, scene)
-            if found.waiting:
-                runners = self._offers.runners(running)
-                for task in make_way(found.waiting, runners, found.scene, ranking):
-                    self._preempt(self._running[task.run_id])
-            for grant in found.grants:
-                self._start(grant)
+        self._scheduling.look_at_others(tasks)
+        self._scheduling.place(ready)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 
     def _pass_running(self, task: Task) -> None:
@@ -330,7 +370,7 @@ class Agent:
 
     def _pass_waiting(self, task: Task) -> bool:
         """Whether a waiting task may start now; ends it when its waiting is in vain."""
-        config = self._config(task)
+        config = self._configs(task)
         if self._waiting.see(task, config) and task.attempt > 0:
             self._teller.waiting(task)
         ending = self._waiting.end_of(task, config, self._tracker.gone, self._running)
@@ -349,7 +389,7 @@ class Agent:
         if attempt is None or task is None:
             return
         self._waiting.forget(task.run_id)
-        config = self._config(task)
+        config = self._configs(task)
         try:
             launch(self._executor, task, attempt, config, self._pool.inventory, self._files)
         except (OSError, ValueError) as error:

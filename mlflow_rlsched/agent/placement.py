@@ -10,6 +10,7 @@ quota allows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from mlflow_rlsched.agent.ranking import RESIZED, Ranking
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.demand import Demand, demand, suits
 from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.devices.locks import WHOLE
 from mlflow_rlsched.store import LEARNING_PRIORITY, DeviceShare, Task
 
 
@@ -104,23 +106,59 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
             continue
         fitting = with_room(config, wants, scene.offered(task), left)
         if first is not None and stays:
-            fitting = [device for device in fitting if device not in first.devices]
-        if wants.amount < 100:
-            fitting.sort(key=lambda device: left[device])  # fill what is begun already
-        chosen = fitting[: min(wants.devices, allowed)]
-        del chosen[len(chosen) - len(chosen) % wants.each :]
-        if len(chosen) < wants.least:
+            fitting = [device for device in fitting if device.id not in first.devices]
+        count = min(len(fitting), wants.devices, allowed)
+        count -= count % wants.each
+        if count < wants.least:
             first = first or _promised(task, wants, scene, left, holdings)
             unfit.add(kind)
             waiting.append(task)
             continue
-        for device_id in chosen:
-            left[device_id] -= wants.amount
-        ranking.give(task, wants.amount * len(chosen))
-        shares = tuple(DeviceShare(device_id, wants.amount) for device_id in chosen)
+        chosen = _chosen(fitting, count, left)
+        for device in chosen:
+            left[device.id] -= wants.amount
+        ranking.give(task, wants.amount * count)
+        shares = tuple(DeviceShare(device.id, wants.amount) for device in chosen)
         grants.append(Grant(task, shares))
         holdings.append(Holding(task.run_id, shares, config.timeout_s or math.inf))
     return Plan(grants, waiting, replace(scene, free=left))
+
+
+def _chosen(fitting: Sequence[Device], count: int, left: Mapping[str, int]) -> list[Device]:
+    """Which of the devices with room a task gets: those that are begun already first."""
+    begun = sorted((d for d in fitting if left[d.id] < WHOLE), key=lambda d: left[d.id])[:count]
+    return [*begun, *nearest([d for d in fitting if left[d.id] == WHOLE], count - len(begun))]
+
+
+def nearest(devices: Sequence[Device], count: int) -> list[Device]:
+    """Some of the devices: well connected, and so that what is left is as little broken up.
+
+    Those of the innermost group that suffices; of several such groups the one with the fewest
+    devices (best fit), which is in the group with the fewest, and so on. Its devices are on as few
+    groups within it as can be, and in each the same again.
+
+    Args:
+        devices: At least as many as wanted.
+        count: How many.
+    """
+    if count in (0, len(devices)):
+        return list(devices[:count])
+    depth = len(devices[0].groups)
+    sizes = Counter(d.groups[:level] for d in devices for level in range(depth + 1))
+    level = max(len(group) for group, size in sizes.items() if size >= count)
+    fitting = [d for d in devices if sizes[d.groups[:level]] >= count]
+    best = min(fitting, key=lambda d: [sizes[d.groups[:n]] for n in range(level, -1, -1)])
+    within = [d for d in devices if d.groups[:level] == best.groups[:level]]
+    if level == depth:
+        return within[:count]
+    # Needs numpy, which commands that only look at the queue would have to wait for.
+    from mlflow_rlsched.policy.allocation import place
+
+    members: dict[int, list[Device]] = {}
+    for device in within:
+        members.setdefault(device.groups[level], []).append(device)
+    (found,) = place([count], [{}], {group: len(some) for group, some in members.items()})
+    return [device for group, some in found.items() for device in nearest(members[group], some)]
 
 
 def _promised(
@@ -156,10 +194,10 @@ def within_quota(config: RunConfig, wants: Demand, user: str, held: int) -> int:
 
 def with_room(
     config: RunConfig, wants: Demand, offered: Sequence[Device], free: Mapping[str, int]
-) -> list[str]:
+) -> list[Device]:
     """Of the offered devices, those that meet what a task requires and have room for it."""
     return [
-        device.id
+        device
         for device in offered
         if free.get(device.id, 0) >= wants.amount and suits(device, config)
     ]

@@ -94,6 +94,11 @@ class Pool:
             return "it does not answer"
         return self.inventory.occupied(device, reading)
 
+    def unlocked(self, device_id: str) -> int:
+        """Hundredths of a device that no attempt on this host has locked."""
+        parents = {device.id: device.parent for device in self.inventory.devices()}
+        return free_amount(lock_dir(), device_id, parents.get(device_id))
+
     @property
     def draining(self) -> bool:
         """Whether a device of an attempt that is over was not empty at the last look."""

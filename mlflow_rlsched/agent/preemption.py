@@ -35,6 +35,8 @@ class Runner:
         resumes: Whether it goes on from a checkpoint after a stop.
         leaves: Whether it was asked to stop already.
         preemptions: How often it was preempted so far.
+        held_s: Seconds since its launch.
+        quantum_s: How long its turn is, or None when it takes no turns.
     """
 
     task: Task
@@ -43,6 +45,13 @@ class Runner:
     resumes: bool
     leaves: bool
     preemptions: int
+    held_s: float
+    quantum_s: float | None
+
+
+def first_of(waiting: Sequence[Task]) -> Task | None:
+    """The first of waiting tasks for which others may have to make way; nobody does to learn."""
+    return next((task for task in waiting if task.priority > LEARNING_PRIORITY), None)
 
 
 def make_way(
@@ -56,7 +65,7 @@ def make_way(
         scene: What there is, after the grants of this pass.
         ranking: What each user holds, with these grants.
     """
-    first = next((task for task in waiting if task.priority > LEARNING_PRIORITY), None)
+    first = first_of(waiting)
     if first is None:
         return []
     learning = [r.task for r in runners if r.task.priority == LEARNING_PRIORITY]
@@ -65,8 +74,8 @@ def make_way(
     lower = _lower(first, runners, scene, ranking)
     shrinking = [runner for runner in lower if runner.least < len(runner.shares)]
     return (
-        _enough(first, shrinking, scene, lambda runner: runner.shares[runner.least :])
-        or _enough(first, lower, scene, lambda runner: runner.shares)
+        enough(first, shrinking, scene, lambda runner: runner.shares[runner.least :])
+        or enough(first, lower, scene, lambda runner: runner.shares)
         or []
     )
 
@@ -91,7 +100,7 @@ def _lower(first: Task, runners: Sequence[Runner], scene: Scene, ranking: Rankin
     return found
 
 
-def _enough(
+def enough(
     first: Task,
     runners: Sequence[Runner],
     scene: Scene,

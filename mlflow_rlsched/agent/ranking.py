@@ -11,6 +11,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import TypeAlias
 
 from mlflow_rlsched.config import RunConfig
@@ -45,6 +46,8 @@ class Ranking:
         tasks: Waiting tasks, the oldest first.
         waited_s: How long a task has waited.
         holds: Hundredths of devices that each running task holds.
+
+    Attributes:
         weight: Share of a task's user in the devices, over that of one who has no weight; 0 for one
             who comes after all others.
     """
@@ -56,7 +59,7 @@ class Ranking:
         holds: Sequence[tuple[Task, int]] = (),
         weight: Callable[[Task], float] = lambda _: 1.0,
     ) -> None:
-        self._weight = weight
+        self.weight = weight
         self._groups: dict[_Group, deque[Task]] = {}
         for task in sorted(tasks, key=lambda task: task.order):
             priority = effective_priority(task, waited_s(task))
@@ -79,8 +82,18 @@ class Ranking:
 
     def served(self, task: Task, more: int = 0) -> float:
         """What the user of a task holds for the user's weight, with so many hundredths more."""
-        held, weight = self._users[task.spec.user] + more, self._weight(task)
+        held, weight = self._users[task.spec.user] + more, self.weight(task)
         return held / weight if weight else math.inf
+
+    def standing(self, task: Task) -> tuple[float, int]:
+        """What decides among equals before their age, the least first."""
+        return self.served(task), self._experiments[task.spec.user, task.spec.experiment_id]
+
+    def copy(self) -> Ranking:
+        """One to which can be given what is not given."""
+        other = copy(self)
+        other._users, other._experiments = Counter(self._users), Counter(self._experiments)
+        return other
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks; what is given meanwhile counts for those that follow."""
@@ -98,7 +111,6 @@ class Ranking:
                 heapq.heappop(places)
 
     def _place(self, group: _Group) -> tuple[bool, int, float, int, int]:
-        settled, priority, user, experiment = group
+        settled, priority, _, _ = group
         first = self._groups[group][0]
-        held = self._experiments[user, experiment]
-        return settled, priority, self.served(first), held, first.order
+        return settled, priority, *self.standing(first), first.order

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
+from mlflow_rlsched.agent.turns import QUANTUM_OVER
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.policy.memory import MemoryNeed, after_oom
 from mlflow_rlsched.protocol import EXIT_RESUME, Exit
@@ -139,6 +140,7 @@ def _asked(reason: str) -> str:
         "run_deleted": "the MLflow run was deleted",
         PREEMPTED: "its devices were needed by another task",
         "stopped": "it stopped to be resumed",
+        QUANTUM_OVER: "its turn was over, others have theirs",
         RESIZED: "it goes on with another number of devices",
     }.get(reason, reason.replace("_", " "))
 
@@ -185,6 +187,8 @@ def _decide(
         return Ending(State.QUEUED, reason, message, code, not_before=now + BUSY_DELAY_S)
     if reason in ("not_started", PREEMPTED, RESIZED):
         return Ending(State.QUEUED, reason, message, code)
+    if reason == QUANTUM_OVER:
+        return Ending(State.QUEUED, reason, message, code, is_last=True)
     if reason == "oom":
         return _after_oom(task, config, evidence, message)
     if reason not in RETRIED:

@@ -35,7 +35,8 @@ class Supervised:
         gpus: How many of its ``gpus`` that is.
         memory_total: Memory of the host, bytes.
         policies: Who may decide on it.
-        ran_before_s: Seconds that this attempt (before an agent's restart) and earlier ones ran.
+        ran_before_s: Seconds that earlier attempts ran.
+        age_s: Seconds that this one ran before, under an agent that died.
 
     Attributes:
         unkept: Transitions that the store may not have.
@@ -52,6 +53,7 @@ class Supervised:
         memory_total: int,
         policies: Policies,
         ran_before_s: float,
+        age_s: float,
     ) -> None:
         self.task = task
         self.config = config
@@ -70,9 +72,10 @@ class Supervised:
         self._reports = folder / "report.jsonl"
         self._reader = protocol.ReportReader(self._reports)
         self._alive_at = time.monotonic()
+        self._launched_at = time.monotonic() - age_s
         self._deadline = None
         if config.timeout_s is not None:
-            self._deadline = time.monotonic() + config.timeout_s - ran_before_s
+            self._deadline = self._launched_at + config.timeout_s - ran_before_s
 
     @property
     def run_id(self) -> str:
@@ -150,6 +153,10 @@ class Supervised:
         ]
         if any(percent > _ALIVE_PERCENT for percent in used):
             self._alive_at = time.monotonic()
+
+    def held_s(self) -> float:
+        """Seconds since its launch."""
+        return time.monotonic() - self._launched_at
 
     def holding(self, shares: Sequence[DeviceShare]) -> Holding:
         """What it holds, and how long it is expected to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,7 @@ from mlflow_rlsched.agent.policies import Policies
 from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.telemetry import Sample
+from mlflow_rlsched.agent.turns import QUANTUM_OVER, TURN_OVER
 from mlflow_rlsched.agent.usage import price, uses
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
@@ -23,7 +24,7 @@ from mlflow_rlsched.policy.action import Action, Setting, resize
 from mlflow_rlsched.policy.baselines import Fixed
 from mlflow_rlsched.policy.decision import Decider, Decision
 from mlflow_rlsched.policy.history import History
-from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.interval import Budget, Interval
 from mlflow_rlsched.policy.limits import Limits, limits_of
 from mlflow_rlsched.policy.memory import MemoryNeed, memory_need
 from mlflow_rlsched.policy.pacing import FIRST_S
@@ -65,6 +66,7 @@ class Tuning:
         setting: What is in force.
         can: What the training can do; None until it has said so.
         record: The last decision on record, or None.
+        declined: Whether it left devices alone when it last might have had more.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Tuning:
         self._folder = folder
         self._run_dir = folder.parent.parent
         self._number = number
-        self._leaves, self._asked_at = False, time.monotonic()
+        self._leaves, self._told, self._asked_at = False, "", time.monotonic()
         self._config = config
         self._devices = devices
         self._gpus = gpus
@@ -92,6 +94,7 @@ class Tuning:
         record = self.record or {}
         self._training: dict[str, Any] = record.get("training", {})
         self.can: frozenset[str] | None = None
+        self.declined = False
         self._has_spoken = False
         self._seq, self.setting = self._in_force(record)
         self._applied = self._seq
@@ -124,7 +127,7 @@ class Tuning:
             return record["seq"], setting
         factor = Setting(**record["setting"]).lr_factor if record else directive.lr_scale
         gpus = self._gpus if directive.gpus is None else directive.gpus
-        self._leaves = directive.action == "stop"
+        self._leaves, self._told = directive.action == "stop", directive.reason
         return directive.seq, Setting(gpus, directive.batch_size, factor, directive.lr_scale)
 
     # What is measured
@@ -249,7 +252,14 @@ class Tuning:
         """Why the training was asked to stop, as the class of its ending; None if it was not."""
         if not self._leaves:
             return None
-        return PREEMPTED if self.setting.gpus == self._gpus else RESIZED
+        if self.setting.gpus != self._gpus:
+            return RESIZED
+        return QUANTUM_OVER if self._told == TURN_OVER else PREEMPTED
+
+    @property
+    def leaves_with(self) -> int:
+        """How many ``gpus`` it goes on with, at least, once it left."""
+        return self.setting.gpus if self.leaves == RESIZED else self.least_gpus
 
     def leaves_s(self) -> float:
         """Seconds since it was asked to, or since this agent knows of it."""
@@ -264,12 +274,25 @@ class Tuning:
         self._seq += 1
         self._direct(self._seq, self.setting, reason, stop=True)
 
-    def decide(self, pressure: float, free: int | None = None) -> Outcome:
+    @property
+    def history(self) -> History:
+        """What the next decision builds on."""
+        return self._decider.history
+
+    @property
+    def limits(self) -> Limits:
+        """What bounds the setting."""
+        return self._decider.limits
+
+    def decide(
+        self, pressure: float, free: int | None = None, budget: Budget | None = None
+    ) -> Outcome:
         """Decide, record it, and tell the training if anything changes.
 
         Args:
             pressure: Devices that waiting tasks ask for, over the devices of the pool.
             free: How many more the run may take now, or None where it has what it has.
+            budget: What the pool gives it, where it has looked at it.
 
         Raises:
             OSError: The record or the directive cannot be written.
@@ -280,7 +303,11 @@ class Tuning:
             policy = Fixed("nothing of this training can be changed while it runs", policy)
             self._decider.others = ()  # nobody could have done anything, nor learns from it
         self._decider.policy = policy
-        return self._conclude(self._decider.decide(self._interval(pressure, free)))
+        interval = replace(self._interval(pressure, free), budget=budget)
+        outcome = self._conclude(self._decider.decide(interval), budget=budget)
+        if free and (budget is None or budget.gpus > interval.setting.gpus):
+            self.declined = self.setting.gpus <= interval.setting.gpus
+        return outcome
 
     def transitions(self) -> list[Transition]:
         """The last ones on record: an agent that died may not have got round to keep them."""
@@ -321,7 +348,9 @@ class Tuning:
             decision = replace(decision, setting=smaller, action=action, vetoes=(), history=history)
         return self._conclude(decision, ended=True)
 
-    def _conclude(self, decision: Decision, ended: bool = False) -> Outcome:
+    def _conclude(
+        self, decision: Decision, ended: bool = False, budget: Budget | None = None
+    ) -> Outcome:
         before, setting = self.setting, decision.setting
         changed = setting != before
         record = decision.to_json() | {
@@ -331,6 +360,7 @@ class Tuning:
             "seq": self._seq + changed,
             "reason": decision.reason,
             "training": self._training,
+            "budget": None if budget is None else asdict(budget),
         }
         decision_log.append(self._run_dir, record)
         if changed:
@@ -358,7 +388,7 @@ class Tuning:
         return (decision.policy, decision.version) != (before.get("policy"), before.get("version"))
 
     def _direct(self, seq: int, setting: Setting, reason: str, stop: bool = False) -> None:
-        self._leaves = stop or setting.gpus != self._gpus
+        self._leaves, self._told = stop or setting.gpus != self._gpus, reason
         self._asked_at = time.monotonic()
         action = "stop" if self._leaves else "continue"
         Directive(

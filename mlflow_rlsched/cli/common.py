@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_rlsched.daemon import SQLITE, AgentFiles, user_name
+from mlflow_rlsched.daemon import AgentFiles, user_name
+from mlflow_rlsched.sharing import SQLITE, is_shared
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+    from mlflow_rlsched.config import PoolRules
     from mlflow_rlsched.store import Store, Task
 
 SERVER_WAIT_S = 20.0
@@ -124,6 +126,16 @@ def find_task(store: Store, text: str) -> Task:
         several = ", ".join(sorted(task.run_id for task in found)[:3])
         raise WrongUsage(f"run id {text!r} is not unique ({several}, …): give more characters")
     return found[0]
+
+
+def shared_rules(url: str) -> PoolRules | None:
+    """What the administrator says of a store that users share; None for one's own store."""
+    from mlflow_rlsched.config import ConfigError, pool_rules
+
+    try:
+        return pool_rules() if is_shared(url) else None
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def my_tasks(store: Store) -> list[Task]:

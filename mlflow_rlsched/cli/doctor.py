@@ -27,6 +27,7 @@ from mlflow_rlsched.cli.common import (
     tracking_store_is_there,
 )
 from mlflow_rlsched.daemon import AgentFiles, home
+from mlflow_rlsched.sharing import HOW_TO, is_shared, requests_dir
 
 if TYPE_CHECKING:
     from mlflow_rlsched.store import Quarantine, Store, Task
@@ -150,10 +151,39 @@ def check_store(url: str) -> Iterator[Finding]:
         yield Finding("store", False, str(error), 'correct "store", or set RLSCHED_HOME')
         return
     yield Finding("store", True, f"{url} opens; {len(mine)} of your runs wait or run here")
+    if is_shared(url):
+        yield check_sharing(url)
     yield check_agent(AgentFiles(url), len(mine))
     yield check_forgotten(url, known)
     yield check_quarantine(quarantined, notes)
     yield check_memory(mine)
+
+
+def check_sharing(url: str) -> Finding:
+    """A shared store has an administrator's rules, and one's requests are signed by one's key."""
+    from mlflow_rlsched import trust
+    from mlflow_rlsched.config import ConfigError, pool_rules, resolve
+    from mlflow_rlsched.config.pool import pool_file
+
+    try:
+        rules = pool_rules()
+        trust.sign("")
+    except (ConfigError, OSError) as error:
+        return Finding("sharing", False, str(error), "do what it says")
+    if not requests_dir(url).is_dir():
+        text = f"{requests_dir(url)} is missing, where administrators leave what they ask for"
+        return Finding("sharing", False, text, HOW_TO)
+    own = resolve({}, None)
+    ignored = [key for key in ("quotas", "weights") if getattr(own, key)]
+    said = "; ".join(
+        f"{name} {', '.join(map(str, value)) if name == 'administrators' else value}"
+        for name, value in rules
+        if value
+    )
+    text = f"users share the store; {pool_file()} says: {said or 'nothing'}"
+    if ignored:
+        text += f"; your own {' and '.join(ignored)} do not count"
+    return Finding("sharing", True, text)
 
 
 def check_agent(files: AgentFiles, unfinished: int) -> Finding:

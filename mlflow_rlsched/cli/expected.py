@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_rlsched import decision_log
-from mlflow_rlsched.cli.common import duration, short
+from mlflow_rlsched.cli.common import duration, shared_rules, short
+from mlflow_rlsched.daemon import user_name
 
 if TYPE_CHECKING:
     from mlflow_rlsched.agent.forecast import Holding, Reservation
     from mlflow_rlsched.config import RunConfig
     from mlflow_rlsched.devices.demand import Demand
-    from mlflow_rlsched.store import DeviceShare, Store, Task
+    from mlflow_rlsched.store import DeviceShare, Outlook, Store, Task
 
 MOST = 100
 """Waiting runs that are looked at: the first ones."""
@@ -25,8 +26,13 @@ HISTORY = 200
 """Finished runs that say how long such a run takes."""
 
 
-def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
+def expected_starts(store: Store, now: float, url: str) -> dict[str, dict[str, Any]]:
     """When the first waiting runs of this host start, by run id.
+
+    Args:
+        store: The store.
+        now: Seconds since the epoch.
+        url: The store's URL.
 
     Returns:
         ``in_s``, seconds from now, or None when that is not known; ``after``, the runs that it
@@ -41,7 +47,13 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
 
     host = socket.gethostname()
     queued = store.tasks([State.QUEUED], host, MOST)
-    configs = {task.run_id: config for task in queued if (config := _config(task)) is not None}
+    rules = shared_rules(url)
+    theirs = {} if rules is None else {"quotas": rules.quotas, "weights": rules.weights}
+    configs = {
+        task.run_id: config.model_copy(update=theirs)
+        for task in queued
+        if (config := _config(task)) is not None
+    }
     waiting = [task for task in queued if task.run_id in configs]
     if not waiting:
         return {}
@@ -76,12 +88,16 @@ def expected_starts(store: Store, now: float) -> dict[str, dict[str, Any]]:
         order.append(task)
         ranking.give(task, wants.devices * wants.amount)
     finished = store.tasks([State.FINISHED], host, HISTORY)
+    outlooks = {attempt.run_id: attempt.outlook for attempt in store.running_attempts(host)}
     found = forecast(
         order,
         scene.wants,
         lambda task: [d.id for d in devices if suits(d, configs[task.run_id])],
         free,
-        [_holding(store, task, shares, now) for task, shares in running],
+        [
+            _holding(store, task, shares, waiting, now, outlooks.get(task.run_id))
+            for task, shares in running
+        ],
         lambda task: usual_s(task, finished),
     )
     return capped | {
@@ -104,16 +120,51 @@ def _config(task: Task) -> RunConfig | None:
         return None
 
 
-def _holding(store: Store, task: Task, shares: Sequence[DeviceShare], now: float) -> Holding:
+def _holding(
+    store: Store,
+    task: Task,
+    shares: Sequence[DeviceShare],
+    waiting: Sequence[Task],
+    now: float,
+    outlook: Outlook | None,
+) -> Holding:
     from mlflow_rlsched.agent.forecast import Holding, left_of
 
+    if outlook is not None and task.spec.user != user_name():  # whose files cannot be read
+        left_s = math.inf if outlook.ends_at is None else max(0.0, outlook.ends_at - now)
+        return Holding(task.run_id, shares, left_s, outlook.basis)
     timeout_s = task.spec.config.get("timeout_s")
     left = None
+    attempts = store.attempts(task.run_id)
     if timeout_s is not None:
-        attempts = store.attempts(task.run_id)
         left = timeout_s - sum((each.ended_at or now) - each.started_at for each in attempts)
     record = decision_log.last(Path(task.spec.run_dir))
-    return Holding(task.run_id, shares, *left_of(record, left, now))
+    left_s, basis = left_of(record, left, now)
+    if record is not None and "resume" in record.get("training", {}).get("can", ()):
+        turn_s = _turn_left_s(store, task, now - attempts[-1].started_at, waiting, now)
+        if turn_s < left_s:
+            left_s, basis = turn_s, f"its turn of quantum_s {task.spec.config['quantum_s']:g} s"
+    return Holding(task.run_id, shares, left_s, basis)
+
+
+def _turn_left_s(
+    store: Store, task: Task, held_s: float, waiting: Sequence[Task], now: float
+) -> float:
+    """Seconds until a running task makes way for the first equal of those that wait."""
+    from mlflow_rlsched.agent.turns import turn_s
+
+    config = _config(task)
+    if config is None or config.quantum_s is None:
+        return math.inf
+    left = math.inf
+    for other in waiting:
+        if other.priority == task.priority:
+            ended = [each.ended_at for each in store.attempts(other.run_id)[-1:]]
+            waited_s = now - (ended[0] if ended and ended[0] else other.submitted_at)
+            own, its = (config.weights.get(each.spec.user, 1.0) for each in (task, other))
+            turn_left = turn_s(config.quantum_s, own, its) - held_s
+            left = min(left, max(0.0, turn_left, config.quantum_s - waited_s))
+    return left
 
 
 def _over_quota(task: Task, config: RunConfig, wants: Demand) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
+from mlflow_rlsched import trust
 from mlflow_rlsched.cli.common import (
     WrongUsage,
     ask_server,
     find_task,
     opened,
+    shared_rules,
     short,
     store_option,
     wake_agent,
 )
+from mlflow_rlsched.config.pool import pool_file
 from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.daemon import user_name
+from mlflow_rlsched.sharing import is_shared
 from mlflow_rlsched.store import State, Task
 
 MAX_PRIORITY = 1_000_000
@@ -26,9 +28,39 @@ def _name(task: Task) -> str:
     return f"run {short(task.run_id)} ({task.spec.label})"
 
 
-def _tell(url: str, message: str) -> None:
+def _is_anothers(url: str, task: Task) -> bool:
+    return is_shared(url) and task.spec.user != user_name()
+
+
+def _tell(url: str, task: Task, message: str) -> None:
+    if _is_anothers(url, task):
+        click.echo(f"{message}, as soon as the agent of {task.spec.user} looks")
+        return
     obstacle = wake_agent(url)
     click.echo(f"{message}; {obstacle}" if obstacle else message)
+
+
+def _check(url: str, task: Task) -> None:
+    """Refuse to ask something of another user's run, unless an administrator does."""
+    rules = shared_rules(url)
+    if rules is None:
+        return
+    me, owner = user_name(), task.spec.user
+    if owner != me and me not in rules.administrators:
+        others = ", ".join(rules.administrators) or f"{pool_file()} names none"
+        raise click.ClickException(
+            f"{_name(task)} is of {owner}: only {owner} or an administrator ({others}) may ask that"
+        )
+    if owner == me and not trust.is_signed_submission(task):
+        raise click.ClickException(
+            f"{_name(task)} was not signed by you: somebody else wrote it into the store, and no"
+            " agent starts it"
+        )
+
+
+def _prove(url: str, task: Task, what: str, value: object) -> str:
+    said = trust.statement(what, task.run_id, task.submitted_at, value)
+    return trust.prove(url, task, said)
 
 
 @click.command()
@@ -38,9 +70,13 @@ def cancel(run_ids: tuple[str, ...], url: str) -> None:
     """Cancel runs: waiting ones leave the queue, running ones are ended with all they started."""
     over = 0
     with opened(url) as store:
-        for task in [find_task(store, run_id) for run_id in run_ids]:
-            if store.request_cancel(task.run_id, user_name()):
-                _tell(url, f"{_name(task)} is being cancelled")
+        tasks = [find_task(store, run_id) for run_id in run_ids]
+        for task in tasks:
+            _check(url, task)
+        for task in tasks:
+            proof = _prove(url, task, trust.CANCEL, user_name())
+            if store.request_cancel(task.run_id, user_name(), proof):
+                _tell(url, task, f"{_name(task)} is being cancelled")
             else:
                 click.echo(f"Error: {_name(task)} is {task.state.value} already", err=True)
                 over += 1
@@ -56,9 +92,11 @@ def prioritize(run_id: str, priority: str, url: str) -> None:
     number = _priority(priority)
     with opened(url) as store:
         task = find_task(store, run_id)
-        if not store.prioritize(task.run_id, number):
+        _check(url, task)
+        proof = _prove(url, task, trust.PRIORITY, number)
+        if not store.prioritize(task.run_id, number, proof):
             raise click.ClickException(f"{_name(task)} is {task.state.value} already")
-    _tell(url, f"{_name(task)} has priority {number}")
+    _tell(url, task, f"{_name(task)} has priority {number}")
 
 
 def _priority(text: str) -> int:
@@ -106,10 +144,12 @@ def retry(run_id: str, url: str) -> None:
     """Queue a failed or killed run again, with all its retries; it resumes where it can."""
     with opened(url) as store:
         task = find_task(store, run_id)
-        if task.state in (State.FAILED, State.KILLED):
+        _check(url, task)
+        if task.state in (State.FAILED, State.KILLED) and not _is_anothers(url, task):
             _schedule_in_mlflow(task)
-        if not store.retry(task.run_id, time.time()):
+        now = trust.queue_time(task)
+        if not store.retry(task.run_id, now, trust.proofs_of_retry(url, task, now)):
             raise click.ClickException(
                 f"{_name(task)} is {task.state.value}: only failed and killed runs can be retried"
             )
-    _tell(url, f"{_name(task)} is queued again")
+    _tell(url, task, f"{_name(task)} is queued again")

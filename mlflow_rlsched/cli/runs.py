@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.cli.common import (
     WrongUsage,
     duration,
@@ -50,8 +51,10 @@ def queue(url: str, everything: bool, as_json: bool) -> None:
     notes: list[dict[str, Any]] = []
     if store is not None:
         with closing(store):
-            rows = queue_rows(store, time.time())
-            notes = [dict(note) for agent in store.agents() for note in agent.devices] * alive
+            rows = queue_rows(store, time.time(), url)
+            told = [dict(note) for agent in store.agents() for note in agent.devices]
+            # Of users who share a store, each one's agent tells the same.
+            notes = list({str(note.get("id")): note for note in told}.values()) * alive
     if as_json:
         print_json({"runs": rows, "agent_alive": alive, "devices_not_offered": notes})
     elif store is None:
@@ -69,11 +72,11 @@ def queue(url: str, everything: bool, as_json: bool) -> None:
             click.echo("no agent lives: `rlsched agent start` starts one")
 
 
-def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
+def queue_rows(store: Store, now: float, url: str) -> list[dict[str, Any]]:
     """What ``queue`` shows of each waiting or running task, by rank."""
     from mlflow_rlsched.store import State
 
-    starts = expected_starts(store, now)
+    starts = expected_starts(store, now, url)
     held: dict[str, list[Lease]] = {}
     for lease in store.leases():
         held.setdefault(lease.run_id, []).append(lease)
@@ -93,6 +96,7 @@ def queue_rows(store: Store, now: float) -> list[dict[str, Any]]:
             "attempt": task.attempt,
             "why": why(task, now, starts.get(task.run_id)),
             "expected": starts.get(task.run_id),
+            "budget": budget(task),
         }
         for task in store.tasks([State.QUEUED, State.RUNNING])
     ]
@@ -110,6 +114,24 @@ def wants(task: Task) -> dict[str, Any]:
         "cpu_slots": gpus * int(config.get("cpu_slots", 1)),
         "shares_parent": nested,
     }
+
+
+def budget(task: Task) -> dict[str, Any] | None:
+    """What the pool gave a running task at its last decision; None where it gave nothing.
+
+    Returns:
+        ``gpus``, the most that it may have, and ``why``.
+    """
+    from mlflow_rlsched.store import State
+
+    gpus = task.spec.config.get("gpus", {})
+    if task.state is not State.RUNNING or gpus.get("max", 1) <= gpus.get("initial", 1):
+        return None
+    record = decision_log.last(Path(task.spec.run_dir))
+    if record is None or record.get("attempt") != task.attempt:
+        return None
+    found: dict[str, Any] | None = record.get("budget")
+    return found
 
 
 def why(task: Task, now: float, start: Mapping[str, Any] | None = None) -> str:
@@ -152,7 +174,7 @@ def _queue_table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 _wants_text(row["wants"]),
                 ", ".join(share_text(hold) for hold in row["holds"]),
                 row["attempt"] or "",
-                row["why"],
+                "; ".join(filter(None, (row["why"], (row["budget"] or {}).get("why")))),
             )
             for row in rows
         ),

@@ -26,7 +26,7 @@ from mlflow_rlsched.cli.common import (
 )
 from mlflow_rlsched.cli.expected import expected_starts
 from mlflow_rlsched.cli.explain import print_story
-from mlflow_rlsched.cli.runs import share_text, why
+from mlflow_rlsched.cli.runs import budget, share_text, why
 
 if TYPE_CHECKING:
     from mlflow_rlsched.store import Attempt, Task
@@ -45,7 +45,7 @@ def show(run_id: str, url: str, as_json: bool) -> None:
     with opened(url) as store:
         task = find_task(store, run_id)
         attempts = store.attempts(task.run_id)
-        start = expected_starts(store, time.time()).get(task.run_id)
+        start = expected_starts(store, time.time(), url).get(task.run_id)
     about = describe(task, attempts, start)
     if as_json:
         print_json(about)
@@ -68,6 +68,7 @@ def describe(
         "exit_reason": task.exit_reason,
         "message": task.message,
         "expected": start,
+        "budget": budget(task),
         "warnings": run_warnings.read(Path(spec.run_dir)),
         "cancel_by": task.cancel_by,
         "priority": task.priority,
@@ -163,6 +164,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
         "warning": "; ".join(
             f"{warning['text']} (attempt {warning['attempt']})" for warning in about["warnings"]
         ),
+        "budget": (about["budget"] or {}).get("why", ""),
         "priority": about["priority"],
         "user": about["user"] + (f" on {about['host']}" if about["host"] else ""),
         "project": f"{about['project']}, entry point {about['entry_point']}",

@@ -4,5 +4,15 @@ from mlflow_rlsched.config.errors import ConfigError
 from mlflow_rlsched.config.keys import RunConfig, Settings
 from mlflow_rlsched.config.knobs import find_knobs
 from mlflow_rlsched.config.layers import resolve, store_url
+from mlflow_rlsched.config.pool import PoolRules, pool_rules
 
-__all__ = ["ConfigError", "RunConfig", "Settings", "find_knobs", "resolve", "store_url"]
+__all__ = [
+    "ConfigError",
+    "PoolRules",
+    "RunConfig",
+    "Settings",
+    "find_knobs",
+    "pool_rules",
+    "resolve",
+    "store_url",
+]

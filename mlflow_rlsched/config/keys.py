@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from mlflow_rlsched import daemon
 from mlflow_rlsched.config.errors import ConfigError, near, shown
+from mlflow_rlsched.sharing import SQLITE
 
 MAX_BATCH = 2**31 - 1
 """Largest batch size that is accepted, in samples."""
@@ -41,13 +42,13 @@ Delay = Annotated[float, Field(ge=0, le=1e8)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """Base of all sections; the ``description`` of a field completes the words "must be"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Gpus(_Section):
+class Gpus(Section):
     """Devices of a run: how many it starts with, and between which counts it may go.
 
     ``min`` is 1 by default (0 when ``initial`` is), ``max`` is ``initial``: then it stays.
@@ -79,7 +80,7 @@ class Gpus(_Section):
         return self.max > self.initial
 
 
-class BatchSize(_Section):
+class BatchSize(Section):
     """The batch size as a knob: the parameter that sets it, and its bounds in samples.
 
     A ``param`` that is not given is found by its name; a given ``null`` turns the knob off.
@@ -96,7 +97,7 @@ class BatchSize(_Section):
         return self
 
 
-class LearningRate(_Section):
+class LearningRate(Section):
     """The learning rate as a knob: the parameter that sets it, and its bounds.
 
     A ``param`` that is not given is found by its name; a given ``null`` turns the knob off.
@@ -113,7 +114,7 @@ class LearningRate(_Section):
         return self
 
 
-class Objective(_Section):
+class Objective(Section):
     """The metric that counts, which way is better, and the value at which the run is done."""
 
     metric: Text = Field(default="val_loss", description="the name of a metric")
@@ -121,7 +122,7 @@ class Objective(_Section):
     target: float | None = Field(default=None, description="a finite number, or null")
 
 
-class Reward(_Section):
+class Reward(Section):
     """Weights of the reward's terms: throughput, cost, progress, smoothness."""
 
     alpha: NotNegative = Field(default=1.0, description=_WEIGHT)
@@ -130,7 +131,7 @@ class Reward(_Section):
     smoothness: NotNegative = Field(default=0.1, description=_WEIGHT)
 
 
-class Requires(_Section):
+class Requires(Section):
     """What a device must be: on which host, of which type (part of its name), how large."""
 
     host: Text | None = Field(default=None, description="the name of a host, or null")
@@ -157,15 +158,15 @@ def _absolute_store(text: str) -> str:
     scheme, colon, _ = text.partition(":")
     if colon and scheme in ("postgresql", "postgres", "redis", "rediss"):
         raise ValueError(f"store on {scheme} is not available in this version; {_STORE}")
-    if "://" in text and not text.startswith(daemon.SQLITE):
+    if "://" in text and not text.startswith(SQLITE):
         raise ValueError(f"store begins with {shown(text.split('://')[0] + '://')}; {_STORE}")
-    path = os.path.expanduser(text.removeprefix(daemon.SQLITE))
+    path = os.path.expanduser(text.removeprefix(SQLITE))
     if path in ("", ":memory:") or path.startswith("~") or "?" in path or not path.isprintable():
         raise ValueError(f"store {shown(text)} is no path of a file; {_STORE}")
     real = os.path.realpath(path)
     if os.path.isdir(real):
         raise ValueError(f"store {shown(text)} is a folder; {_STORE}")
-    return daemon.SQLITE + real
+    return SQLITE + real
 
 
 def _default_store() -> str:
@@ -175,7 +176,7 @@ def _default_store() -> str:
         raise ConfigError(f"variable RLSCHED_HOME: {error}") from None
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that people can set, checked and complete.
 
     Attributes:

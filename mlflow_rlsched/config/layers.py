@@ -43,7 +43,6 @@ _RESERVED = frozenset(  # what MLflow itself puts into the backend configuration
 )
 _AVAILABLE: Mapping[str, Sequence[Any]] = {  # the values of a key that this version can honour
     "executor": ("local",),
-    "quantum_s": (None,),
 }
 
 
@@ -165,7 +164,7 @@ def _value(key: str, text: str, where: str) -> Any:
 
 
 def _project_file(folder: Path) -> Layer:
-    layer = _file(folder / PROJECT_FILE, PROJECT_FILE)
+    layer = read_toml(folder / PROJECT_FILE, PROJECT_FILE)
     for key in _USER_ONLY:
         if key in layer.values:
             raise ConfigError(
@@ -178,10 +177,10 @@ def _project_file(folder: Path) -> Layer:
 def _user_file(environ: Mapping[str, str]) -> Layer:
     base = Path(os.path.expanduser(environ.get("XDG_CONFIG_HOME") or "~/.config"))
     path = base / "rlsched" / "config.toml"
-    return _file(path, str(path))
+    return read_toml(path, str(path))
 
 
-def _file(path: Path, where: str) -> Layer:
+def read_toml(path: Path, where: str) -> Layer:
     """The layer in a TOML file; an empty one when there is no such file."""
     try:
         return Layer(where, tomllib.loads(path.read_text(encoding="utf-8")))

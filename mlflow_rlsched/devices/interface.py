@@ -23,6 +23,8 @@ class Device:
         name: Product name for people.
         memory_bytes: Memory that tasks can use, or None when unknown or not the device's own.
         parent: UUID of the GPU that a MIG slice is part of, or None.
+        groups: Where it is: its group at each level, the outermost first, of devices ever better
+            connected (``topology.groups``); all devices of an inventory have as many.
     """
 
     id: str
@@ -31,6 +33,7 @@ class Device:
     name: str
     memory_bytes: int | None = None
     parent: str | None = None
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

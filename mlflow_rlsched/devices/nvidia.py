@@ -16,10 +16,14 @@ import psutil
 import pynvml
 
 from mlflow_rlsched.devices.interface import Device, Inventory, Reading
+from mlflow_rlsched.devices.topology import groups
 
 STRANGER_MEMORY_BYTES = 1 << 30
 """Memory in use without a visible process that makes a device count as taken. A display, a
 persistence daemon or a driver keeps some hundred MiB; a training holds more than this."""
+
+_NOT_LINKED = 100
+"""Added to the distance of GPUs without NVLink between them: more than all of PCI Express is."""
 
 _MAX_MEMORY_BYTES = 1 << 50
 _MAX_NAMED_PROCESSES = 3
@@ -144,6 +148,7 @@ class NvidiaInventory(Inventory):
         self._devices: list[Device] = []
         self._handles: dict[str, Any] = {}
         self._gpus: dict[str, str] = {}  # UUIDs by NVML index, those of MIG parents too
+        self._gpu_handles: dict[int, Any] = {}
         self._warned: set[tuple[str, str]] = set()
         try:
             pynvml.nvmlInit()
@@ -159,11 +164,13 @@ class NvidiaInventory(Inventory):
                 self._add(index)
             except (*_UNAVAILABLE, _DeviceLost) as error:
                 _logger.warning("GPU %d is left out: %s", index, error)
+        self._locate()
 
     def _add(self, index: int) -> None:
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(gpu))
         self._gpus[str(index)] = uuid
+        self._gpu_handles[index] = gpu
         if not _mig_enabled(gpu):
             self._offer(gpu, Device(uuid, "nvidia", index, _text(pynvml.nvmlDeviceGetName(gpu))))
             return
@@ -179,6 +186,13 @@ class NvidiaInventory(Inventory):
     def _offer(self, handle: Any, device: Device) -> None:
         self._handles[device.id] = handle
         self._devices.append(replace(device, memory_bytes=self._usable_memory(device)))
+
+    def _locate(self) -> None:
+        """Say of each device in which groups its GPU is, and that slices of a GPU are in one."""
+        gpus = list(self._gpu_handles.values())
+        found = groups([[_distance(a, b) for b in gpus[:n]] for n, a in enumerate(gpus)])
+        of = dict(zip(self._gpu_handles, found, strict=True))
+        self._devices = [replace(d, groups=(*of[d.index], d.index)) for d in self._devices]
 
     def devices(self) -> list[Device]:
         """Whole GPUs and slices, by NVML index."""
@@ -330,6 +344,21 @@ class NvidiaInventory(Inventory):
         if (device.id, what) not in self._warned:
             self._warned.add((device.id, what))
             _logger.warning("no %s of %s (%s): %s", what, device.name, device.id, why)
+
+
+def _distance(a: Any, b: Any) -> int:
+    """How far apart two GPUs are, by NVLink first, then by what they share of PCI Express.
+
+    NVML's level of their common ancestor: a switch, several, a host bridge, a NUMA node, the host.
+    """
+    level: int = pynvml.NVML_TOPOLOGY_SYSTEM
+    linked = False
+    with suppress(*_UNAVAILABLE):
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b)
+    with suppress(*_UNAVAILABLE):  # directly or through an NVSwitch
+        status = pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        linked = status == pynvml.NVML_P2P_STATUS_OK
+    return level if linked else level + _NOT_LINKED
 
 
 def _why(error: Exception) -> str:

@@ -1,11 +1,15 @@
 """Runs attempts on this host, each under a shim of its own.
 
+A shim is started before there is an attempt for it, so that none waits for an interpreter to start.
+
 Everything is found again from the attempt's files, so that an agent which died may come back,
 or another take its place: nothing here depends on having started the attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -30,11 +34,12 @@ class LocalExecutor:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
+        self._spare: subprocess.Popen[bytes] | None = None
         self._shims: dict[Path, subprocess.Popen[bytes]] = {}
         self._removals: dict[Path, tuple[subprocess.Popen[bytes] | None, float]] = {}
 
     def launch(self, run_dir: Path, spec: protocol.AttemptSpec) -> Path:
-        """Start the shim of an attempt.
+        """Have a shim run an attempt.
 
         Returns:
             The attempt's directory.
@@ -45,17 +50,31 @@ class LocalExecutor:
         folder = protocol.attempt_dir(run_dir, spec.attempt)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         spec.write(folder)
-        with open(folder / "shim.log", "ab") as log:
-            self._shims[folder] = subprocess.Popen(
-                [sys.executable, "-m", "mlflow_rlsched.executors.shim", str(folder)],
-                env=self._environ,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        (folder / "shim.log").touch()
+        shim, self._spare = self._spare, None
+        if shim is None or not _told(shim, folder):  # somebody may have killed it
+            shim = self._new_shim()
+            _told(shim, folder)
+        self._shims[folder] = shim
+        with contextlib.suppress(OSError):  # the next launch tries again, and says why not
+            self._spare = self._new_shim()
         return folder
+
+    def _new_shim(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mlflow_rlsched.executors.shim"],
+            bufsize=0,
+            env=self._environ,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End the shim that has no attempt; the others go on."""
+        if self._spare is not None and self._spare.stdin is not None:
+            self._spare.stdin.close()
+            self._spare.wait()
 
     def stop(self, folder: Path, reason: str, grace_s: float, message: str = "") -> None:
         """Ask the shim to end its attempt; asked again, a shorter grace takes effect.
@@ -78,8 +97,10 @@ class LocalExecutor:
 
     def age_s(self, folder: Path) -> float:
         """Seconds that an attempt has been running; 0 when its shim does not live."""
-        owner = self.shim(folder)
-        return 0.0 if owner is None else owner.age_s()
+        since = (protocol.read_json(folder / "shim.json") or {}).get("since")
+        if self.shim(folder) is None or not isinstance(since, float):
+            return 0.0
+        return max(0.0, processes.uptime_s() - since)
 
     def shim(self, folder: Path) -> processes.Identity | None:
         """The living shim of an attempt, or None."""
@@ -164,3 +185,15 @@ class LocalExecutor:
             return False
         del self._removals[folder]
         return True
+
+
+def _told(shim: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Tell a shim which attempt is its own; False when it has ended before."""
+    assert shim.stdin is not None
+    with shim.stdin:
+        try:
+            shim.stdin.write(os.fsencode(folder))
+        except BrokenPipeError:
+            shim.wait()
+            return False
+    return True

@@ -73,7 +73,9 @@ class Shim:
             return
         me = processes.Identity.of(os.getpid())
         assert me is not None
-        protocol.write_json(self._folder / "shim.json", me.to_json())
+        protocol.write_json(
+            self._folder / "shim.json", me.to_json() | {"since": processes.uptime_s()}
+        )
         _reserve(self._folder)
         _adopt_orphans(True)
         locks = DeviceLocks(Path(self._spec.lock_dir))
@@ -263,5 +265,21 @@ def _wake_on_signals() -> int:
     return reader
 
 
+def main() -> None:
+    """Run the attempt whose directory comes by the standard input; without one, end.
+
+    So an agent can start a shim before there is anything to run, and one that it does not need any
+    more, or that outlives it, ends by itself.
+    """
+    name = sys.stdin.buffer.read()
+    if not name:
+        return
+    folder = Path(os.fsdecode(name))
+    with open(folder / "shim.log", "ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    Shim(folder).run()
+
+
 if __name__ == "__main__":
-    Shim(Path(sys.argv[1])).run()
+    main()

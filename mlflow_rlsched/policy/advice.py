@@ -138,6 +138,8 @@ def _situation(
     least, most = (limits.gpus_min, limits.gpus_max) if limits.gpus_are_live else (gpus, gpus)
     if interval.free_gpus is not None:
         most = min(most, gpus + max(0, interval.free_gpus))
+    if interval.budget is not None and limits.gpus_are_live:
+        most = max(least, min(most, interval.budget.gpus))
     smallest, largest = limits.batch_min, limits.batch_max
     if "batch_size" not in interval.can:
         smallest = largest = batch

@@ -16,17 +16,12 @@ import numpy as np
 
 from mlflow_rlsched.policy.goodput import step_seconds
 from mlflow_rlsched.policy.inputs import Array
+from mlflow_rlsched.policy.weighing import Weighing
 
 Node = TypeVar("Node", bound=Hashable)
 
 IMPOSSIBLE = -np.inf
 """What a number of devices is worth that a run cannot have."""
-
-CONCAVITY = 0.7
-"""k devices speed a run up by about k to this power: between 0 and 1."""
-
-PRICE = 0.1
-"""What a device must add at least, in speeds of one device: those that add less stay free."""
 
 _KEPT_MIN = 0.05  # part of the time that a restart leaves at least, so that a run can begin
 _WORTH_MIN = 1e-6  # a device that is free is worth more in use, whatever it adds
@@ -96,36 +91,51 @@ def fastest(
     return np.where(least > batches.most[:, None], 0.0, rates), tried
 
 
-def weights(seconds_left: Array) -> Array:
+def weights(seconds_left: Array, weighing: Weighing) -> Array:
     """How much one more unit of each run's speed saves of all runs' times to their ends.
 
-    If k devices speed every run up by k^CONCAVITY, the mean completion time is least when runs end
+    If k devices speed every run up by k^concavity, the mean completion time is least when runs end
     in the order of what they have left to do; what a second of a run's work then costs all others
     depends on its rank alone (heSRPT: Berg, Vesilo and Harchol-Balter 2020, "heSRPT: Parallel
     scheduling to minimize mean slowdown", for the flow time).
 
     Args:
         seconds_left: (R,) time that each run still takes on one device.
+        weighing: Its concavity.
 
     Returns:
         (R,): 1 for the longest, the more the shorter.
     """
     order = np.argsort(-seconds_left, kind="stable")
-    ends = np.arange(len(order) + 1.0) ** (1 / (1 - CONCAVITY))
+    ends = np.arange(len(order) + 1.0) ** (1 / (1 - weighing.concavity))
     found = np.empty(len(order))
-    found[order] = np.diff(ends) ** (1 - CONCAVITY)
+    found[order] = np.diff(ends) ** (1 - weighing.concavity)
+    return found
+
+
+def horizon(speed: Array, seconds_left: Array, interval_s: float, weighing: Weighing) -> Array:
+    """(R, 1) seconds until devices may well change again, or the run ends, for ``keeping``.
+
+    Args:
+        speed: (R, N) speed with each of the options over that on one device.
+        seconds_left: (R,) time that the runs still take on one device.
+        interval_s: Seconds between two looks: a change lasts as long, at least.
+        weighing: Its patience.
+    """
+    fastest = np.maximum(seconds_left / speed.max(1), interval_s)
+    found: Array = np.minimum(fastest, weighing.patience_s)[:, None]
     return found
 
 
 def keeping(
-    options: Sequence[int], held: Sequence[int], restart_s: float, until_s: Array | float
+    options: Sequence[int], held: Sequence[int], restart_s: Array | float, until_s: Array | float
 ) -> Array:
     """(R, N) part of the time until the next change that a restart leaves.
 
     Args:
         options: (N,) numbers of devices.
         held: (R,) devices held now, which need no restart.
-        restart_s: Seconds that a run loses with any other number.
+        restart_s: Seconds that a run loses with any other number, of all runs or (R, 1).
         until_s: Seconds until the devices change again or the run ends, of all runs or (R, 1).
     """
     left = np.maximum(1 - restart_s / np.asarray(until_s), _KEPT_MIN)
@@ -133,7 +143,11 @@ def keeping(
 
 
 def flow_time_worth(
-    speed: Array, kept: Array, seconds_left: Array, options: Sequence[int]
+    speed: Array,
+    kept: Array,
+    seconds_left: Array,
+    options: Sequence[int],
+    weighing: Weighing,
 ) -> Array:
     """What devices are worth where the mean time to the runs' ends shall be least.
 
@@ -143,12 +157,13 @@ def flow_time_worth(
         kept: (R, N) part of it that restarts leave.
         seconds_left: (R,) time that the runs still take on one device.
         options: (N,) numbers of devices.
+        weighing: What a device must add, and what a run's end is worth.
 
     Returns:
         (R, 1 + N) for ``shares``, the first for no device.
     """
-    gained = np.maximum(speed * kept - PRICE * np.array(options), _WORTH_MIN)
-    weighted = weights(seconds_left)[:, None] * gained
+    gained = np.maximum(speed * kept - weighing.price * np.array(options), _WORTH_MIN)
+    weighted = weights(seconds_left, weighing)[:, None] * gained
     worth = np.where(speed > 0, weighted, IMPOSSIBLE)
     return np.column_stack([np.zeros(len(worth)), worth])
 

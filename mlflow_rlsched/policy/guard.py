@@ -115,11 +115,15 @@ def within_abilities(draft: Draft) -> None:
 
 def within_share(draft: Draft) -> None:
     """Shares and quotas."""
-    free = draft.interval.free_gpus
-    if free is None or draft.gpus - draft.before.gpus <= free:
+    free, budget = draft.interval.free_gpus, draft.interval.budget
+    if free is not None and draft.gpus - draft.before.gpus > free:
+        why = f"only {free} more are free" if free > 0 else "none more is free"
+        draft.set_gpus(draft.before.gpus + max(0, free), f"{why} for this run")
+    if budget is None or draft.gpus <= budget.gpus:
         return
-    why = f"only {free} more are free" if free > 0 else "none more is free"
-    draft.set_gpus(draft.before.gpus + max(0, free), f"{why} for this run")
+    limits = draft.limits
+    if limits.gpus_are_live and "resume" in draft.interval.can:
+        draft.set_gpus(max(budget.gpus, limits.gpus_min), budget.why)
 
 
 def within_memory(draft: Draft) -> None:

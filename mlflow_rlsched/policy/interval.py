@@ -44,6 +44,19 @@ class DeviceUse:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What the pool gives a run, of which its policy makes what it wants.
+
+    Attributes:
+        gpus: Most devices.
+        why: Why not more, for people.
+    """
+
+    gpus: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Interval:
     """What was measured of a run since the last decision; None is "not measured".
 
@@ -61,6 +74,7 @@ class Interval:
         can: What the training can do (``protocol.CAPABILITIES``).
         pressure: Devices that waiting tasks ask for, over the devices of the pool.
         free_gpus: Devices that the run may take now, by shares and quotas.
+        budget: Devices that the pool gives it; None where the pool has not looked at it.
         acknowledged: Whether the training has applied the last directive.
         oom_batch: Batch size at which the training ran out of memory in this interval, samples.
         ending: How the run ended in this interval (one of ``ENDINGS``), or None.
@@ -77,6 +91,7 @@ class Interval:
     can: frozenset[str] = field(default_factory=frozenset)
     pressure: float | None = None
     free_gpus: int | None = None
+    budget: Budget | None = None
     acknowledged: bool = True
     oom_batch: int | None = None
     ending: str | None = None

@@ -10,10 +10,8 @@ import numpy as np
 from mlflow_rlsched.policy.allocation import Batches, fastest
 from mlflow_rlsched.policy.goodput import Timings, assumed, fit
 from mlflow_rlsched.policy.inputs import Array
+from mlflow_rlsched.policy.weighing import Weighing
 from mlflow_rlsched.simulator.cluster import Job, Pool
-
-GROWTH = 2
-"""Times the most devices that were measured which are thought possible (Pollux, section 4.3)."""
 
 _ITERATIONS = 2  # of the fit, a decision
 
@@ -25,7 +23,7 @@ class Outlook:
     Attributes:
         speed: (R, N) speed on each number of devices over that on one; 0 where it is not tried.
         batch: (R, N) the best batches there, samples.
-        seconds_left: (R,) time to the end on one device; 0 where nothing was measured.
+        seconds_left: (R,) time to the end on one device.
     """
 
     speed: Array
@@ -40,7 +38,9 @@ class Estimates:
     to do; before anything was measured a job is tried on one device.
     """
 
-    def __init__(self, pool: Pool, options: Sequence[int], shared: bool) -> None:
+    def __init__(
+        self, pool: Pool, options: Sequence[int], shared: bool, weighing: Weighing
+    ) -> None:
         """Know nothing yet.
 
         Args:
@@ -48,7 +48,9 @@ class Estimates:
             options: Numbers of devices to foresee.
             shared: Whether what a job measured holds for all jobs of its application, else for
                 itself alone.
+            weighing: What is thought of that which was not measured.
         """
+        self._weighing = weighing
         self._pool = pool
         self._options = options
         self._shared = shared
@@ -88,13 +90,15 @@ class Estimates:
         per_node = self._pool.gpus_per_node
         rates, batch = fastest(self._parameters[rows], noise, batches, self._options, per_node)
         measured = self._timings.count[rows] > 0
-        most = GROWTH * np.where(measured, self._timings.gpus[rows], 0).max(1)
+        most = self._weighing.growth * np.where(measured, self._timings.gpus[rows], 0).max(1)
         tried = np.array(self._options) <= np.maximum(most, 1)[:, None]
         left = base * [job.steps_left for job in jobs] / rates[:, 0]
+        known = measured.any(1)
+        newcomers = self._weighing.newcomer * np.median(left[known]) if known.any() else 0.0
         return Outlook(
             speed=np.where(tried, rates / rates[:, :1], 0.0),
             batch=batch,
-            seconds_left=np.where(measured.any(1), left, 0.0),
+            seconds_left=np.where(known, left, newcomers),
         )
 
     def _key(self, job: Job) -> str:

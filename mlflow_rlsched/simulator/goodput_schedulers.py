@@ -5,34 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from mlflow_rlsched.policy.allocation import (
     fairness_worth,
     flow_time_worth,
+    horizon,
     keeping,
     place,
     shares,
     sizes,
 )
 from mlflow_rlsched.policy.inputs import Array
+from mlflow_rlsched.policy.weighing import Weighing
 from mlflow_rlsched.simulator.cluster import Grant, Job, Pool
 from mlflow_rlsched.simulator.estimates import Estimates, Outlook
-
-PATIENCE = 180.0
-"""Seconds after which devices may well change again, so that a restart must pay until then."""
 
 
 class ByGoodput(ABC):
     """Fits every job's goodput model as it goes, and gives the devices that are worth most."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, shared: bool, weighing: Weighing) -> None:
         """Know nothing yet.
 
         Args:
             shared: Whether jobs of one application learn from each other's step times.
+            weighing: How devices are weighed.
         """
         self._shared = shared
+        self._weighing = weighing
         self._estimates: Estimates | None = None
 
     @abstractmethod
@@ -45,7 +44,7 @@ class ByGoodput(ABC):
         """Devices, on as few nodes as can be, and the best batch on them."""
         options = sizes(pool.gpus, pool.gpus_per_node)
         if self._estimates is None:
-            self._estimates = Estimates(pool, options, self._shared)
+            self._estimates = Estimates(pool, options, self._shared, self._weighing)
         self._estimates.observe(jobs)
         outlook = self._estimates.outlook(jobs)
         held = [job.gpus for job in jobs]
@@ -63,26 +62,27 @@ class Goodput(ByGoodput):
     """No job shall be slow, each knows what it measured itself (Pollux, Qiao et al. 2021)."""
 
     def __init__(self) -> None:
-        super().__init__(shared=False)
+        super().__init__(shared=False, weighing=Weighing())
 
     def worth(
         self, outlook: Outlook, held: Sequence[int], pool: Pool, options: Sequence[int]
     ) -> Array:
         """The harmonic mean of the speeds."""
-        return fairness_worth(outlook.speed, keeping(options, held, pool.restart_s, PATIENCE))
+        patience = self._weighing.patience_s
+        return fairness_worth(outlook.speed, keeping(options, held, pool.restart_s, patience))
 
 
 class FlowTime(ByGoodput):
     """Jobs shall be done soon, on average: most to those with least to do, by their goodput."""
 
-    def __init__(self, shared: bool = True) -> None:
-        super().__init__(shared)
+    def __init__(self, shared: bool = True, weighing: Weighing | None = None) -> None:
+        super().__init__(shared, weighing or Weighing())
 
     def worth(
         self, outlook: Outlook, held: Sequence[int], pool: Pool, options: Sequence[int]
     ) -> Array:
         """The time that the devices save to all jobs' ends."""
-        fastest = np.maximum(outlook.seconds_left / outlook.speed.max(1), pool.interval_s)
-        until = np.minimum(fastest, PATIENCE)[:, None]
+        speed, left = outlook.speed, outlook.seconds_left
+        until = horizon(speed, left, pool.interval_s, self._weighing)
         kept = keeping(options, held, pool.restart_s, until)
-        return flow_time_worth(outlook.speed, kept, outlook.seconds_left, options)
+        return flow_time_worth(speed, kept, left, options, self._weighing)

@@ -12,7 +12,11 @@ nothing more. Life of a task, and who calls what::
     agent     end_queued        queued  -> failed | killed   (queue time-out, cancelled)
     agent     release           the attempt's leases end (after its devices have drained)
     agent     mark_tracked      the final status has reached the tracking server
-    anyone    request_cancel, prioritize, retry
+    user      request_cancel, prioritize, retry
+
+Where users share a store, ``submit`` and what a user asks for carry proofs (``trust``), which the
+agent of the task's user checks: the store keeps them and believes everybody. Agents tell each other
+of what runs by ``tell_outlooks``, and ask for devices by ``ask_way``.
 
 Times are seconds since the epoch (float) and serve people and ordering only; whatever must not
 be fooled by a clock that jumps is measured by its owner with a monotonic clock. The attempt's
@@ -31,6 +35,7 @@ from mlflow_rlsched.store.records import (
     DeviceShare,
     Ending,
     Lease,
+    Outlook,
     Quarantine,
     State,
     Task,
@@ -58,7 +63,9 @@ class Store(ABC):
     """Tasks, attempts, leases, agents, quarantine and transitions (see the module's text)."""
 
     @abstractmethod
-    def submit(self, spec: TaskSpec, priority: int, now: float) -> Task:
+    def submit(
+        self, spec: TaskSpec, priority: int, now: float, proofs: Mapping[str, str] | None = None
+    ) -> Task:
         """Add a queued task.
 
         One that is there already is returned unchanged while it is not final. A final one (a
@@ -121,6 +128,8 @@ class Store(ABC):
     def end_attempt(self, run_id: str, attempt: int, ending: Ending, now: float) -> bool:
         """Record how the current attempt ended; its leases stay until ``release``.
 
+        One that ``is_last`` gets a new ``order``.
+
         A task that is to be tried again (QUEUED) although a cancellation was asked for becomes
         KILLED instead.
         """
@@ -160,16 +169,35 @@ class Store(ABC):
         """Note that a final task's status has reached the tracking server."""
 
     @abstractmethod
-    def request_cancel(self, run_id: str, by: str) -> bool:
+    def request_cancel(self, run_id: str, by: str, proof: str = "") -> bool:
         """Ask for a task's end; False when it is final already. The first ``by`` is kept."""
 
     @abstractmethod
-    def prioritize(self, run_id: str, priority: int) -> bool:
+    def dismiss_cancel(self, run_id: str) -> None:
+        """Take back a request to cancel a task that is not final."""
+
+    @abstractmethod
+    def prioritize(self, run_id: str, priority: int, proof: str = "") -> bool:
         """Change the priority of a task that is not final; False when it is."""
 
     @abstractmethod
-    def retry(self, run_id: str, now: float) -> bool:
-        """Queue a failed or killed task again, with fresh budgets; False for any other."""
+    def retry(self, run_id: str, now: float, proofs: Mapping[str, str] | None = None) -> bool:
+        """Queue a failed or killed task again, with fresh budgets; False for any other.
+
+        ``proofs`` replace those of before by what they prove; that of its cancellation goes.
+        """
+
+    @abstractmethod
+    def running_attempts(self, host: str) -> list[Attempt]:
+        """Attempts of a host that have not ended."""
+
+    @abstractmethod
+    def tell_outlooks(self, host: str, outlooks: Mapping[str, Outlook]) -> None:
+        """Let other agents know of attempts of a host that have not ended, by run id."""
+
+    @abstractmethod
+    def ask_way(self, run_id: str, attempt: int, way_for: str, now: float) -> bool:
+        """Ask that a running attempt makes way for a run; False when that was asked already."""
 
     @abstractmethod
     def register_agent(self, record: AgentRecord, now: float) -> None:

@@ -88,7 +88,8 @@ class Task:
         state: Where it stands.
         priority: Larger goes first.
         submitted_at: When it was submitted, or queued again by ``retry``.
-        order: Grows with each submission: age, whatever the clock did; ``retry`` keeps it.
+        order: Grows with each submission: age, whatever the clock did; ``retry`` keeps it, and who
+            has had a turn gets a new one.
         attempt: Number of the current or last attempt; 0 before the first.
         retries: Attempts so far that counted against ``max_retries``.
         ooms: Attempts so far that ended out of memory.
@@ -102,6 +103,7 @@ class Task:
         ended_at: When it became final, or None.
         samples: Device samples logged so far: the step of the next one.
         tracked: Whether its final status has reached the tracking server.
+        proofs: Who asked for it, for its priority and for its end (``trust``), by what they prove.
     """
 
     spec: TaskSpec
@@ -122,6 +124,7 @@ class Task:
     ended_at: float | None = None
     samples: int = 0
     tracked: bool = False
+    proofs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str:
@@ -154,6 +157,25 @@ class Lease:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What its agent tells others of a running attempt, where users share a store.
+
+    Attributes:
+        least: Devices of those that it holds which it needs to go on.
+        resumes: Whether it goes on from a checkpoint after a stop.
+        leaves: Whether it was asked to stop already.
+        ends_at: When it is expected to end, or None when that is not known.
+        basis: What that rests on, for people.
+    """
+
+    least: int
+    resumes: bool
+    leaves: bool
+    ends_at: float | None
+    basis: str
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One launch of a task.
 
@@ -168,6 +190,9 @@ class Attempt:
         exit_code: Exit code of the main process, or None.
         reason: Class of its ending, or "".
         message: One sentence for people.
+        outlook: What its agent tells the others, or None.
+        way_for: Waiting run of another user for which it was asked to make way, or None.
+        way_at: When that was asked, or None.
     """
 
     run_id: str
@@ -180,6 +205,9 @@ class Attempt:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    outlook: Outlook | None = None
+    way_for: str | None = None
+    way_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +247,7 @@ class Ending:
         oom: Whether it counts as an out-of-memory ending.
         batch_size: Batch size of the next attempt, or None to keep the task's.
         gpus: Devices of the next attempt, or None to keep the task's.
+        is_last: With QUEUED: whether it comes after all others now, as if it were the youngest.
     """
 
     state: State
@@ -230,6 +259,7 @@ class Ending:
     oom: bool = False
     batch_size: int | None = None
     gpus: int | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True)

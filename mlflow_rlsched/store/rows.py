@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, insert, select, update
+from sqlalchemy import Connection, Select, and_, func, insert, select, update
 from sqlalchemy.sql.expression import TableClause
 
-from mlflow_rlsched.store.records import State, Task, TaskSpec
+from mlflow_rlsched.store.interface import StoreError
+from mlflow_rlsched.store.records import Attempt, DeviceShare, Outlook, State, Task, TaskSpec
 from mlflow_rlsched.store.schema import TASKS
 
 MAX_CACHED_SPECS = 10_000
@@ -39,8 +41,8 @@ class TaskReader:
         rows = connection.execute(statement).all()
         specs = self._load(connection, [row.order for row in rows])
         return [
-            Task(specs[order], State(state), priority, submitted_at, order, *rest)
-            for _, state, priority, submitted_at, order, *rest in rows
+            Task(specs[row.order], State(row.state), *[*row[2:-1], json.loads(row.proofs)])
+            for row in rows
         ]
 
     def _load(self, connection: Connection, orders: Sequence[int]) -> Mapping[int, TaskSpec]:
@@ -52,7 +54,8 @@ class TaskReader:
         for start in range(0, len(missing), MAX_VARIABLES):
             some = TASKS.c.order.in_(missing[start : start + MAX_VARIABLES])
             for order, text in connection.execute(select(TASKS.c.order, TASKS.c.spec).where(some)):
-                specs[order] = TaskSpec(**json.loads(text))
+                with understood():
+                    specs[order] = TaskSpec(**json.loads(text))
         return specs
 
 
@@ -61,10 +64,15 @@ def select_tasks() -> Select[Any]:
     return select(*(column for column in TASKS.c if column.name not in ("host", "spec")))
 
 
+def next_order(connection: Connection) -> int:
+    """What makes a task the youngest."""
+    return (connection.scalar(select(func.max(TASKS.c.order))) or 0) + 1
+
+
 def task_row(task: Task) -> dict[str, Any]:
     """All columns of a task."""
     spec = {"run_id": task.run_id, "host": task.spec.host, "spec": to_text(asdict(task.spec))}
-    return vars(task) | spec | {"state": task.state.value}
+    return vars(task) | spec | {"state": task.state.value, "proofs": to_text(dict(task.proofs))}
 
 
 def change_task(
@@ -75,6 +83,34 @@ def change_task(
         TASKS.c.run_id == run_id, TASKS.c.state.in_([state.value for state in states])
     )
     return connection.execute(statement.values(values)).rowcount == 1
+
+
+def read_attempts(connection: Connection, statement: Select[Any]) -> list[Attempt]:
+    """The attempts that a selection of their table finds, in its order."""
+    attempts = []
+    with understood():
+        for row in connection.execute(statement):
+            shares = tuple(DeviceShare(**share) for share in json.loads(row.devices))
+            outlook = None if row.outlook is None else _outlook(**json.loads(row.outlook))
+            attempts.append(Attempt(**row._asdict() | {"devices": shares, "outlook": outlook}))
+    return attempts
+
+
+def _outlook(least: Any, resumes: Any, leaves: Any, ends_at: Any, basis: Any) -> Outlook:
+    ends_at = None if ends_at is None else float(ends_at)
+    return Outlook(int(least), bool(resumes), bool(leaves), ends_at, str(basis))
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Say so when a row is not as this version writes them."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError) as error:
+        raise StoreError(
+            f"the store holds what no mlflow-rlsched wrote ({error}): find out who did, and move"
+            " its file away to begin anew"
+        ) from error
 
 
 def put(

@@ -98,7 +98,14 @@ VERSION_2 = (
 
 VERSION_3 = ("ALTER TABLE tasks ADD COLUMN gpus INTEGER",)
 
-MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1, VERSION_2, VERSION_3)
+VERSION_4 = (
+    "ALTER TABLE tasks ADD COLUMN proofs TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE attempts ADD COLUMN outlook TEXT",
+    "ALTER TABLE attempts ADD COLUMN way_for TEXT",
+    "ALTER TABLE attempts ADD COLUMN way_at DOUBLE PRECISION",
+)
+
+MIGRATIONS: Sequence[Sequence[str]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
 
 # The first columns are the fields of ``Task`` after ``spec``, in their order.
 TASKS = table(
@@ -121,6 +128,7 @@ TASKS = table(
     column("ended_at"),
     column("samples"),
     column("tracked", Boolean),
+    column("proofs"),
     column("host"),
     column("spec"),
 )
@@ -136,6 +144,9 @@ ATTEMPTS = table(
     column("exit_code"),
     column("reason"),
     column("message"),
+    column("outlook"),
+    column("way_for"),
+    column("way_at"),
 )
 LEASES = table(
     "leases",

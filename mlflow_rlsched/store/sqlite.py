@@ -17,6 +17,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, ProgrammingError
 from sqlalchemy.pool import QueuePool
 
 from mlflow_rlsched.filelock import FileLock
+from mlflow_rlsched.sharing import is_shared, why_unsafe
 from mlflow_rlsched.store.interface import StoreError, StoreGone
 
 T = TypeVar("T")
@@ -108,6 +109,9 @@ class SqliteDatabase:
             )
         try:
             refuse_network(self.path, MOUNTS)
+            self._shared = is_shared(url)
+            if self._shared and (why := why_unsafe(self.path)):
+                raise StoreError(f"store {self.path}: {why}; or {REMEDY}")
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = _make(self.path)
         except OSError as error:
@@ -163,10 +167,16 @@ class SqliteDatabase:
         )
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
+        # Triggers and the like that somebody else wrote into a shared store call no functions.
+        connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
     def _use_write_ahead_log(self) -> None:
         with self._engine.connect() as connection:
+            mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+            if self._shared and mode != "wal":
+                # The change itself would make a journal, where users make no files.
+                connection.exec_driver_sql("PRAGMA journal_mode=MEMORY")
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
     def _check_file(self) -> None:

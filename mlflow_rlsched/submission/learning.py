@@ -22,6 +22,7 @@ from mlflow_rlsched.config.keys import Gpus
 from mlflow_rlsched.daemon import AgentFiles, home, user_name
 from mlflow_rlsched.devices import open_inventory
 from mlflow_rlsched.registry import experiment_id
+from mlflow_rlsched.sharing import is_shared
 from mlflow_rlsched.store import Store, StoreError, TaskSpec, open_store
 from mlflow_rlsched.submission import tracking
 from mlflow_rlsched.submission.directory import (
@@ -56,6 +57,8 @@ def start_if_due(store: Store, config: RunConfig, uri: str) -> None:
     """
     nested = "RLSCHED_ATTEMPT_DIR" in os.environ
     if config.policy != "ddpg" or nested or find_spec("torch") is None:
+        return
+    if is_shared(config.store):  # anybody could have written what there would be to learn
         return
     try:
         if not store.is_time_to_learn(FEWEST):

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 
 from mlflow_rlsched.config import RunConfig, find_knobs, resolve
@@ -25,6 +24,7 @@ from mlflow_rlsched.submission.learning import start_if_due
 from mlflow_rlsched.submission.policies import find_policy
 from mlflow_rlsched.submission.project import Project, fetch
 from mlflow_rlsched.submission.request import Parameters, Request, command
+from mlflow_rlsched.trust import proofs_of_submission, queue_time
 
 
 def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfig]:
@@ -63,7 +63,9 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
                     run = client.create_run(request.experiment_id, None, tags, request.run_name)
                     tracking.begin(client, run.info.run_id, spec.recorded_params)
                 spec = settled(run, spec, announcement)
-                task = store.submit(spec, config.priority, time.time())
+                now = queue_time(store.get(spec.run_id))
+                proofs = proofs_of_submission(spec, config.priority, now)
+                task = store.submit(spec, config.priority, now, proofs)
             except BaseException as error:
                 with contextlib.suppress(Exception):  # or else the next agent does it
                     made = tracking.give_up(

@@ -28,6 +28,7 @@ from mlflow_rlsched.devices.interface import Device, Inventory, Reading
 from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.store import State, Store, StoreError, Task, open_store
+from mlflow_rlsched.trust import proofs_of_submission
 from tests.task_specs import make_spec
 
 GPUS = 4
@@ -237,6 +238,7 @@ class Host:
         priority: int = 0,
         limit: list[str] | None = None,
         can: Sequence[str] = (),
+        user: str | None = None,
         **settings: Any,
     ) -> str:
         """Queue a run whose training can do this; ``settings`` are of its configuration."""
@@ -250,13 +252,14 @@ class Host:
         spec = make_spec(
             run_id,
             experiment_id=str(number % 2),
-            user=user_name(),
+            user=user or user_name(),
             host=socket.gethostname(),
             run_dir=str(run_dir),
             device_limit=limit,
             config=config.model_dump(mode="json"),
         )
-        self.store.submit(spec, priority, self.clock.time())
+        now = self.clock.time()
+        self.store.submit(spec, priority, now, proofs_of_submission(spec, priority, now))
         self._can[run_id] = list(can)
         return run_id
 
@@ -315,7 +318,7 @@ class Host:
         self.moment()
         return training.folder
 
-    def stop(self, folder: Path, reason: str, grace_s: float) -> None:
+    def stop(self, folder: Path, reason: str, grace_s: float, message: str = "") -> None:
         self.moment()
         training = self.trainings.get(folder)
         if training is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
@@ -11,14 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mlflow_rlsched import decision_log, protocol
 from mlflow_rlsched.agent.preemption import MOST, PREEMPTED
 from mlflow_rlsched.agent.ranking import AGEING_S, RESIZED, effective_priority
+from mlflow_rlsched.agent.turns import TURN_OVER
 from mlflow_rlsched.store import State, StoreError, Task
 from tests.agent.simulated import GPUS, LEAST_BATCH, Host, Killed, Training, folder_in_memory
 
 MOST_TASKS = 12
 GRACE_S = 5.0
 RETRIES = 2
+QUANTUM_S = 40.0
 ROUNDS = 400
 """Steps of a minute after which all must be over, once nothing but work happens."""
 
@@ -33,6 +37,8 @@ KINDS: list[dict[str, Any]] = [
     {"gpus": {"initial": 1, "max": 3}},
     {"gpus": {"initial": 2, "min": 1, "max": 4}},
     {"gpus": 2, "queue_timeout_s": 2000},
+    {"gpus": 2, "quantum_s": QUANTUM_S},
+    {"gpus": {"initial": 2, "min": 1, "max": 4}, "quantum_s": QUANTUM_S},
     {"gpus": 0},
 ]
 
@@ -57,6 +63,8 @@ class Lives(RuleBasedStateMachine):
         self.host = Host(self.root)
         self.host.on_claim = self.nobody_like_it_is_passed
         self.runs: list[str] = []
+        self.had_turns: set[Path] = set()
+        self.samples = 0
 
     def teardown(self) -> None:
         try:
@@ -106,7 +114,8 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.host.live())
     @rule(data=st.data(), progress=st.sampled_from([0.01, 0.5, 0.99]))
     def report(self, data: st.DataObject, progress: float) -> None:
-        self.host.report(self.draw_live(data), loss=1.0, progress=progress)
+        self.samples += 1000
+        self.host.report(self.draw_live(data), loss=1.0, progress=progress, samples=self.samples)
 
     @rule(delta=st.integers(-2, 2))
     def want_devices(self, delta: int) -> None:
@@ -170,6 +179,24 @@ class Lives(RuleBasedStateMachine):
         self.no_task_is_lost(tasks)
         for task in tasks:
             self.attempts_add_up(task)
+        for training in self.host.live():
+            self.turns_are_for_equals(training, tasks)
+        self.budgets_are_kept()
+
+    def budgets_are_kept(self) -> None:
+        """No run is told to take more than the pool gave it, and that is within its bounds."""
+        agent = self.host.agent
+        for training in self.host.live():
+            task = self.host.store.get(training.run_id)
+            assert task is not None
+            gpus = task.spec.config["gpus"]
+            budget = agent._scheduling.budget(training.run_id) if agent is not None else None
+            if budget is not None:
+                assert gpus["min"] <= budget.gpus <= gpus["max"]
+            record = decision_log.last(Path(task.spec.run_dir))
+            if record is not None and not record["ended"] and record["budget"] is not None:
+                before, after = record["before"]["gpus"], record["setting"]["gpus"]
+                assert after <= max(before, record["budget"]["gpus"])
 
     def no_device_is_held_beyond_what_it_is(self) -> None:
         leased: Counter[str] = Counter()
@@ -204,6 +231,22 @@ class Lives(RuleBasedStateMachine):
             used = {share.device for share in attempt.devices}
             assert gpus["min"] <= len(used) == len(attempt.devices) <= gpus["max"]
             assert used <= set(task.spec.device_limit or used)
+
+    def turns_are_for_equals(self, training: Training, tasks: list[Task]) -> None:
+        """Who is asked to leave for a turn has had a quantum, and an equal has waited as long."""
+        directive = protocol.Directive.read(training.folder, training.spec.attempt)
+        if directive is None or directive.reason != TURN_OVER or training.folder in self.had_turns:
+            return
+        self.had_turns.add(training.folder)
+        assert self.host.age_s(training.folder) >= QUANTUM_S
+        (mine,) = (task for task in tasks if task.run_id == training.run_id)
+        assert mine.spec.config["quantum_s"] == QUANTUM_S
+        waits = [task for task in tasks if task.state is State.QUEUED]
+        agent = self.host.agent
+        assert agent is None or any(
+            task.priority == mine.priority and agent._waiting.waited_s(task) >= QUANTUM_S
+            for task in waits
+        )
 
     def nobody_like_it_is_passed(self, run_id: str) -> None:
         """Of those who want the same, the one that ranks first starts first."""
@@ -270,15 +313,30 @@ def test_nobody_waits_beyond_the_bound(steps: int, gpus: int, random: Random) ->
     """
     root = folder_in_memory()
     host = Host(root)
-    lengths = {}
+    host.policies.delta = 2
+    ends = {}
 
     def come() -> float:
         """Submit one of the many; returns how long it takes, the pass in which that is seen too."""
         length = random.choice(LENGTHS)
         known = {"timeout_s": length + TICK_S} if random.random() < 0.7 else {}
-        run_id = host.submit(steps, gpus=random.randint(1, 3), **COMMON, **known)
-        lengths[run_id] = length
+        most = random.randint(1, 3)
+        wanted: Any = random.choice([most, {"initial": most, "min": 1, "max": GPUS}])
+        can = ["resume"] if isinstance(wanted, dict) else []
+        ends[host.submit(steps, gpus=wanted, can=can, **COMMON, **known)] = length
         return length + TICK_S
+
+    def train() -> None:
+        """Have all report, leave where they are asked to, and end when they are done."""
+        for training in host.live():
+            ends[training.run_id] -= TICK_S
+            if ends[training.run_id] <= 0:
+                host.end(training, 0)
+            elif training.leaves:
+                host.report(training, event="stopped")
+                host.end(training, 75)
+            else:
+                host.report(training, loss=1.0, progress=0.1)
 
     try:
         # Those who rank before the patient one run one after the other, at worst.
@@ -297,9 +355,7 @@ def test_nobody_waits_beyond_the_bound(steps: int, gpus: int, random: Random) ->
                 length = come()
                 bound += length if waited < last_before else 0.0
             host.work(TICK_S)
-            for training in host.live():
-                if host.age_s(training.folder) >= lengths[training.run_id]:
-                    host.end(training, 0)
+            train()
     finally:
         host.close()
         shutil.rmtree(root)

@@ -127,6 +127,57 @@ def test_fractions_fill_a_begun_device_first_and_reserve_what_was_declared() -> 
     ]
 
 
+def boxed(*groups: tuple[int, ...]) -> list[Device]:
+    return [
+        replace(GPUS[0], id=f"GPU-{n}", index=n, groups=(*path, n)) for n, path in enumerate(groups)
+    ]
+
+
+EIGHT = boxed(*((n // 4, n // 2) for n in range(8)))
+"""Two NUMA nodes of two linked pairs each."""
+
+
+def eight(left: dict[int, int]) -> dict[str, int]:
+    """What is free of each of them, save for these all."""
+    return {f"GPU-{n}": left.get(n, 100) for n in range(8)}
+
+
+def places(gpus: int, *taken: int) -> list[int]:
+    """Numbers of the devices that a task gets where these are taken."""
+    ((_, shares),) = grants([task("a", gpus=gpus)], EIGHT, eight(dict.fromkeys(taken, 0)))
+    return sorted(int(device[4:]) for device, _ in shares)
+
+
+def test_the_best_connected_devices_are_given_and_groups_are_kept_whole() -> None:
+    assert places(1, 0) == [1], "the other one of a pair that is begun"
+    assert places(1, 4, 5) == [6], "of the node that is begun, where all pairs are whole"
+    assert places(2, 0) == [2, 3]
+    assert places(2, 0, 2, 5) == [6, 7], "a pair, rather than two of one node"
+    assert places(2, 0, 2, 4, 6) == [1, 3], "one node, where there is no pair"
+    assert places(3, 0) == [1, 2, 3]
+    assert places(4, 1) == [4, 5, 6, 7]
+    assert places(4, 0, 4, 5) == [1, 2, 3, 6], "as few nodes as can be"
+
+
+def test_parts_of_devices_go_where_devices_are_begun() -> None:
+    small = task("a", gpu_fraction=0.5)
+    assert grants([small], EIGHT, eight({0: 0})) == [("a", [("GPU-1", 50)])]
+    assert grants([small], EIGHT, eight({0: 0, 6: 50})) == [("a", [("GPU-6", 50)])]
+    two = task("a", gpus=2, gpu_fraction=0.5)
+    free = eight({0: 0, 1: 0, 6: 50})
+    assert grants([two], EIGHT, free) == [("a", [("GPU-6", 50), ("GPU-7", 50)])]
+
+
+@given(st.sets(st.integers(0, 7)), st.integers(1, 8))
+def test_nobody_is_on_more_groups_than_it_needs(taken: set[int], gpus: int) -> None:
+    if len(taken) + gpus > 8:
+        return
+    found = places(gpus, *taken)
+    assert len(set(found) - taken) == gpus
+    free = [sum(n // 4 == node and n not in taken for n in range(8)) for node in range(2)]
+    assert len({n // 4 for n in found}) == (1 if max(free) >= gpus else 2)
+
+
 RUNNING = (
     Holding("r", (DeviceShare("GPU-2"),), 100.0),
     Holding("s", (DeviceShare("GPU-3"),), 900.0),

@@ -24,6 +24,8 @@ def runner(name: str, *devices: int, priority: int = 0, order: int = 0, **more: 
         "resumes": True,
         "leaves": False,
         "preemptions": 0,
+        "held_s": 0.0,
+        "quantum_s": None,
         **more,
     }
     shares = [DeviceShare(f"GPU-{device}") for device in devices]

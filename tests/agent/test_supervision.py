@@ -52,7 +52,7 @@ def supervised(folder: Path, ran_before_s: float = 0.0, **settings: Any) -> Supe
     task = Task(make_spec("r"), State.RUNNING, 0, 0.0, 1, attempt=1)
     config = find_knobs(resolve(settings, None, {}), {"batch_size": "64", "lr": "0.1"}, {})
     policies = Policies(Versions(), 1)
-    return Supervised(task, config, folder, [], 1, 2**34, policies, ran_before_s)
+    return Supervised(task, config, folder, [], 1, 2**34, policies, ran_before_s, 0.0)
 
 
 def say(folder: Path, *lines: Any) -> None:

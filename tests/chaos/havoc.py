@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sqlite3
 import time
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from mlflow_rlsched import processes
 from tests.chaos import submitter
-from tests.chaos.plans import Change, Event, Kill, Plan, Submit
+from tests.chaos.plans import Await, Change, Event, Kill, Plan, Submit
 from tests.world import FAULTY, World, wait_for
 
 MOMENT_WITHIN_S = 0.7
 MADE_WITHIN_S = 5.0
 OVER_WITHIN_S = 90.0
+AWAITED_WITHIN_S = 120.0
 START_WITHIN_S = 2.0
 SETTINGS = {"retry_delays_s": [0.05], "max_retries": 1000, "grace_s": 0.5}
 
@@ -55,8 +57,15 @@ class Havoc:
             self._kill(event)
         elif isinstance(event, Change):
             self._change(event)
+        elif isinstance(event, Await):
+            wait_for(lambda: event.reason in self.endings(), AWAITED_WITHIN_S)
         else:
             self._restart_agent()
+
+    def endings(self) -> set[str]:
+        """How attempts of what was accepted ended."""
+        attempts = map(self._world.store.attempts, self.accepted)
+        return {attempt.reason for attempt in itertools.chain.from_iterable(attempts)}
 
     def see_to_the_end(self, patience_s: float, within_s: float = OVER_WITHIN_S) -> None:
         """Wait until all is over; start an agent where none is, as a person would."""

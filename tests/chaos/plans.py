@@ -6,6 +6,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlflow_rlsched.agent.preemption import PREEMPTED
+from mlflow_rlsched.agent.ranking import RESIZED
+
 MOMENTS = {
     "any": 0.8,
     "claimed": 0.04,
@@ -74,7 +77,18 @@ class Restart:
     """A person stops the agent and starts it again."""
 
 
-Event = Submit | Kill | Change | Restart
+@dataclass(frozen=True)
+class Await:
+    """Nothing happens until an attempt ended so.
+
+    Attributes:
+        reason: Class of its ending.
+    """
+
+    reason: str
+
+
+Event = Submit | Kill | Change | Restart | Await
 
 
 @dataclass(frozen=True)
@@ -113,30 +127,51 @@ def draw(seed: int) -> Plan:
 CROWD = 12
 """Runs of a crowd."""
 
+SLOTS = 4
+"""CPU slots of a crowd's host."""
+
 
 def draw_crowd(seed: int, seconds: float) -> Plan:
-    """The plan of a seed for a crowd: many runs at once, and trouble for so many seconds."""
+    """The plan of a seed for a crowd: many runs at once, and trouble for so many seconds.
+
+    Before that a run that is alone is resized, and makes way for one that needs all there is. It
+    goes on until it is cancelled at the end, or before.
+    """
     rng = random.Random(seed)
-    runs: list[Event] = [_member(rng, number, seconds) for number in range(CROWD)]
+    runs: list[Event] = [_member(rng, number, seconds) for number in range(2, CROWD)]
     rng.shuffle(runs)
-    events = runs[: CROWD - 2]
+    late = [runs.pop(), runs.pop()]
+    events = [_alone(), Await(RESIZED), _urgent(), Await(PREEMPTED), *runs]
     pauses = [0.0] * len(events)
     while sum(pauses) < seconds:
         events.append(_trouble(rng))
         pauses.append(rng.uniform(0.2, 2.0))
-        if len(runs) > CROWD - 2 and rng.random() < 0.2:
-            events.append(runs.pop())  # somebody who comes later
+        if late and rng.random() < 0.2:
+            events.append(late.pop())
             pauses.append(0.0)
-    late = runs[CROWD - 2 :]
-    return Plan((*events, *late), (*pauses, *[0.0] * len(late)), 0.0)
+    last = [*late, Change(0, None)]
+    return Plan((*events, *last), (*pauses, *[0.0] * len(last)), 0.0)
+
+
+_ELASTIC = {"initial": 1, "min": 1, "max": 3}
+
+
+def _alone() -> Submit:
+    config = {"gpus": _ELASTIC, "decision_interval_s": 0.5}
+    return Submit("count", {"steps": 100_000, "step_s": 0.25, "every": 2}, 1, False, config)
+
+
+def _urgent() -> Submit:
+    params = {"steps": 4, "step_s": 0.25, "every": 2}
+    return Submit("count", params, SLOTS, False, {"priority": 9})
 
 
 def _member(rng: random.Random, number: int, seconds: float) -> Submit:
-    """A run of a crowd: four of twelve are elastic, two run out of memory, one fails."""
+    """A run of a crowd: two of ten are elastic, two run out of memory, one fails."""
     steps = {"steps": rng.randint(4, 10), "step_s": seconds / 60}
     config: dict[str, Any] = {"priority": rng.randint(-1, 2), "decision_interval_s": 0.5}
     if number < 4:
-        config["gpus"] = {"initial": rng.randint(1, 2), "min": 1, "max": 3}
+        config["gpus"] = {**_ELASTIC, "initial": rng.randint(1, 2)}
         steps["steps"] = rng.randint(20, 30)  # so that there is time for a change
         return Submit("count", steps | {"every": 2}, 1, False, config)
     if number < 6:

@@ -39,6 +39,7 @@ class QuickService(service.Service):
                 Restless() if config.gpus.are_elastic else usual(self, config, run_id)
             )
         )
+        loop.BUDGET_S = 2.0
         tuning.RESTART_COST_S = 0.2  # as short as these trainings
         super().__init__(files, agent, idle_timeout_s)
         agent._pool._drain_s = 1.0

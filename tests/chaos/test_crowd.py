@@ -17,14 +17,13 @@ from tests.chaos import invariants, plans, quick_agent
 from tests.chaos.havoc import Havoc
 from tests.world import World, environment_of
 
-SLOTS = 4
 INTENDED = {PREEMPTED, RESIZED, "oom", "stopped", "cancelled"}
 
 
 @pytest.fixture
 def crowded(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(AgentFiles, "argv", quick_agent.argv)
-    world.env["RLSCHED_CPU_SLOTS"] = str(SLOTS)
+    world.env["RLSCHED_CPU_SLOTS"] = str(plans.SLOTS)
     for name, text in environment_of(world).items():
         monkeypatch.setenv(name, text)
     return world
@@ -56,7 +55,7 @@ def check(world: World, havoc: Havoc) -> None:
             for share in attempt.devices:
                 assert attempt.ended_at is not None
                 spans[share.device].append((attempt.started_at, attempt.ended_at, task.run_id))
-    assert set(spans) <= {f"cpu-{slot}" for slot in range(SLOTS)}
+    assert set(spans) <= {f"cpu-{slot}" for slot in range(plans.SLOTS)}
     for device, used in spans.items():
         for first, second in itertools.pairwise(sorted(used)):
             assert first[1] <= second[0], f"{device} was held by {first} and {second} at once"
@@ -72,6 +71,7 @@ def survive(world: World, seed: int, seconds: float) -> None:
     havoc = Havoc(world)
     havoc.wreak(plans.draw_crowd(seed, seconds))
     havoc.see_to_the_end(0.0, 240.0 + 2 * seconds)
+    assert havoc.endings() >= {RESIZED, PREEMPTED}
     check(world, havoc)
 
 

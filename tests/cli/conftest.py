@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from mlflow_rlsched import versions
 from mlflow_rlsched.cli import common, main
-from mlflow_rlsched.daemon import SQLITE, AgentFiles, home
+from mlflow_rlsched.daemon import AgentFiles, home
+from mlflow_rlsched.sharing import SQLITE
 from mlflow_rlsched.store import Store, open_store
 from tests.devices.conftest import box, nvml_folder
 from tests.task_specs import make_spec

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.cli.common import duration
 from mlflow_rlsched.daemon import home
 from mlflow_rlsched.store import AgentRecord, DeviceShare, Ending, State, Store
@@ -96,10 +97,34 @@ def test_queue_says_what_a_run_waits_for_and_how_long(
     assert expected["aaaa1111"] is None
     assert 1700 < expected["bbbb2222"]["in_s"] <= 1800
     assert expected["bbbb2222"]["after"] == ["aaaa1111"]
-    text = r"starts in about (29|30) min, after aaaa1111 \(it is 25% done\)"
+    text = r"starts in about (29|30) min[ 0-9s]*, after aaaa1111 \(it is 25% done\)"
     assert re.search(text, expected["bbbb2222"]["text"])
     assert expected["cccc3333"]["in_s"] is None
     assert "waits for bbbb2222" in expected["cccc3333"]["text"]
+
+
+def test_queue_says_whose_turn_a_run_waits_for(
+    rlsched: Rlsched, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "1")
+    host, now = socket.gethostname(), time.time()
+    for run_id in ("aaaa1111", "bbbb2222"):
+        submit(store, run_id, host=host, config={"quantum_s": 1000.0})
+    store.claim("aaaa1111", host, [DeviceShare("cpu-0")], now - 400)
+    record = {"number": 1, "history": {}, "time": now, "training": {"can": ["resume"]}}
+    (home() / "runs" / "aaaa1111" / "decisions.jsonl").write_text(json.dumps(record) + "\n")
+
+    def text() -> str:
+        value = json.loads(rlsched("queue", "--json").stdout)["runs"]
+        (found,) = [run["expected"]["text"] for run in value if run["expected"]]
+        return str(found)
+
+    why = r"starts in about 1[67] min[ 0-9s]*, after aaaa1111 \(its turn of quantum_s 1000 s\)"
+    assert re.fullmatch(why, text()), "who has just come waits as long as a quantum"
+    monkeypatch.setattr(time, "time", lambda: now + 700)
+    assert re.fullmatch(why.replace("1[67]", "[45]"), text())
+    store.prioritize("bbbb2222", -1)
+    assert "it tells no progress" in text()
 
 
 def test_a_run_whose_configuration_cannot_be_read_is_listed(rlsched: Rlsched, store: Store) -> None:
@@ -344,3 +369,17 @@ def test_queue_names_the_quota_that_a_run_waits_for(
         "cccc3333": "never starts: it wants 3 devices at once, and the quota of ada is 1;"
         " cancel it",
     }
+
+
+def test_queue_and_show_tell_what_the_pool_gives_a_run(rlsched: Rlsched, store: Store) -> None:
+    submit(store, "aaaa1111", config={"gpus": {"initial": 1, "min": 1, "max": 4}})
+    store.claim("aaaa1111", "here", [DeviceShare("cpu-0")], time.time())
+    run_dir = home() / "runs" / "aaaa1111"
+    why = "the pool gives this run at most 2 of 4 devices while 3 wait"
+    decision_log.append(run_dir, {"number": 1, "attempt": 1, "budget": {"gpus": 2, "why": why}})
+    assert why in rlsched("queue").stdout
+    (row,) = json.loads(rlsched("queue", "--json").stdout)["runs"]
+    assert row["budget"] == {"gpus": 2, "why": why}
+    store.end_attempt("aaaa1111", 1, AGAIN, now=time.time())
+    assert json.loads(rlsched("show", "aaaa1111", "--json").stdout)["budget"] is None
+    assert why not in rlsched("queue").stdout

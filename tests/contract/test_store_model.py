@@ -105,10 +105,15 @@ class Lives(RuleBasedStateMachine):
         state=st.sampled_from([State.QUEUED, State.FINISHED, State.FAILED, State.KILLED]),
         counts=st.booleans(),
         delay=st.sampled_from([0.0, 10.0]),
+        is_last=st.booleans(),
     )
-    def end_attempt(self, run_id: str, back: int, state: State, counts: bool, delay: float) -> None:
+    def end_attempt(
+        self, run_id: str, back: int, state: State, counts: bool, delay: float, is_last: bool
+    ) -> None:
         task = self.model[run_id]
-        ending = Ending(state, "reason", "", not_before=self.now + delay, counts=counts)
+        ending = Ending(
+            state, "reason", "", not_before=self.now + delay, counts=counts, is_last=is_last
+        )
         current = task.state is State.RUNNING and back == 0
         assert self.store.end_attempt(run_id, task.attempt - back, ending, self.now) == current
         if current:
@@ -116,6 +121,7 @@ class Lives(RuleBasedStateMachine):
             task.state = State.KILLED if cancelled else state
             task.retries += counts
             task.not_before = self.now + delay
+            task.order = next(self.orders) if is_last else task.order
 
     @rule(run_id=tasks)
     def end_queued(self, run_id: str) -> None:

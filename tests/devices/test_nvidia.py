@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,28 @@ def test_a_gpu_in_mig_mode_is_replaced_by_its_slices(box: Box) -> None:
 
 def test_a_gpu_in_mig_mode_without_slices_offers_nothing(box: Box) -> None:
     assert ids(box.open({"uuid": A, "slices": []}, {"uuid": B}).devices()) == [B]
+
+
+def test_devices_are_grouped_by_nvlink_then_by_what_they_share_of_pci_express(box: Box) -> None:
+    def groups(*gpus: dict[str, Any]) -> list[list[int]]:
+        """Indices of the devices of each group, level by level."""
+        devices = box.open(*gpus).devices()
+        levels = zip(*(device.groups for device in devices), strict=True)
+        return [sorted(Counter(level).values()) for level in levels]
+
+    bridged = [{"numa": n // 4, "switch": n // 4, "nvlink": n // 2} for n in range(8)]
+    assert groups(*bridged) == [[4, 4], [2, 2, 2, 2], [1] * 8]
+    switched = [{"numa": n // 4, "switch": n // 2, "nvlink": "all"} for n in range(8)]
+    assert groups(*switched) == [[4, 4], [2, 2, 2, 2], [1] * 8]
+    crossed = [{"numa": n // 2, "nvlink": n % 2} for n in range(4)]
+    assert groups(*crossed) == [[2, 2], [1] * 4]
+    first, second = [d.groups[0] for d in box.open(*crossed).devices()][:2]
+    assert first != second, "a link is better than a NUMA node"
+    assert groups({}, {}) == [[1, 1]], "it does not tell"
+    assert groups({"numa": 0}) == [[1]]
+    assert groups({"numa": 0, "lost": True}, {"numa": 0}, {"numa": 1}) == [[1, 1]]
+    sliced = [{"numa": n, "slices": [{}, {}]} for n in range(2)]
+    assert groups(*sliced, {"numa": 1}) == [[2, 3], [1, 2, 2]]
 
 
 @pytest.mark.parametrize(

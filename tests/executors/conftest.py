@@ -14,4 +14,5 @@ from tests.executors.attempts import Attempt
 def attempt(tmp_path: Path) -> Iterator[Attempt]:
     value = Attempt(tmp_path)
     yield value
+    value.executor.close()
     processes.send(value.left(), signal.SIGKILL)

@@ -55,11 +55,47 @@ def test_late_shim_of_a_void_attempt_gives_up(attempt: Attempt) -> None:
 def test_second_shim_of_the_same_attempt_gives_up(attempt: Attempt) -> None:
     attempt.start("bash", "-c", "echo x >> up; sleep 600")
     attempt.wrote("up")
-    command = [sys.executable, "-m", "mlflow_rlsched.executors.shim", str(attempt.folder)]
-    assert subprocess.run(command, timeout=20, check=False).returncode == 0
+    command = [sys.executable, "-m", "mlflow_rlsched.executors.shim"]
+    name = os.fsencode(attempt.folder)
+    assert subprocess.run(command, input=name, timeout=20, check=False).returncode == 0
     assert attempt.wrote("up") == "x\n"
     attempt.executor.stop(attempt.folder, "cancelled", 0)
     attempt.ended()
+
+
+def test_a_shim_is_there_before_its_attempt(attempt: Attempt) -> None:
+    attempt.start("true")
+    attempt.ended()
+    spare = attempt.executor._spare
+    assert spare is not None
+    attempt.start("bash", "-c", "echo x > up; sleep 600", attempt=2)
+    attempt.wrote("up")
+    second = protocol.attempt_dir(attempt.run_dir, 2)
+    assert attempt.executor._shims[second] is spare
+    shim = attempt.executor.shim(second)
+    assert shim is not None
+    assert shim.pid == spare.pid
+    attempt.executor.stop(second, "cancelled", 0)
+    wait_for(lambda: attempt.executor.ended(second))
+
+
+def test_a_shim_that_is_not_needed_ends_and_one_that_was_killed_is_replaced(
+    attempt: Attempt,
+) -> None:
+    attempt.start("true")
+    attempt.ended()
+    killed = attempt.executor._spare
+    assert killed is not None
+    killed.kill()
+    killed.wait()
+    attempt.start("touch", "ran", attempt=2)
+    second = protocol.attempt_dir(attempt.run_dir, 2)
+    ending = wait_for(lambda: attempt.executor.ended(second))
+    assert (ending.code, ending.reason) == (0, None)
+    spare = attempt.executor._spare
+    assert spare is not None
+    attempt.executor.close()
+    assert spare.wait(20) == 0
 
 
 def test_attempt_whose_agent_died_before_the_start_is_told_apart(attempt: Attempt) -> None:

@@ -73,6 +73,16 @@ def test_only_the_leased_devices_are_in_the_metrics(gpus: GpuHost) -> None:
     assert gpus.world.run_of(run.run_id).data.tags["rlsched.devices"] == ",".join(seen)
 
 
+def test_gpus_that_are_linked_go_together(gpus: GpuHost) -> None:
+    gpus.has(*({"numa": n // 2, "nvlink": n // 2} for n in range(4)))
+    one = gpus.submit()
+    assert gpus.devices_of(one.run_id) == [nvml.uuid(0)]
+    pair = gpus.submit({"gpus": 2})
+    assert gpus.devices_of(pair.run_id) == [nvml.uuid(2), nvml.uuid(3)]
+    for run in (one, pair):
+        gpus.let_go(run.run_id)
+
+
 def test_a_run_that_asks_for_no_device_sees_none(gpus: GpuHost) -> None:
     run = gpus.submit({"gpus": 0})
     assert gpus.seen(run.run_id)["CUDA_VISIBLE_DEVICES"] == ""

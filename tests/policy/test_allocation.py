@@ -20,8 +20,10 @@ from mlflow_rlsched.policy.allocation import (
     sizes,
     weights,
 )
+from mlflow_rlsched.policy.weighing import Weighing
 
 OPTIONS = [1, 2, 4, 8]
+HAND = Weighing()
 
 
 def spread(counts: Sequence[int], per_node: int, nodes: int) -> list[dict[int, int]]:
@@ -154,15 +156,16 @@ def test_a_held_device_that_is_gone_is_replaced() -> None:
 
 
 def test_the_shorter_the_more_it_weighs_and_equal_ones_by_their_order() -> None:
-    found = weights(np.array([50.0, 10.0, 1000.0]))
+    found = weights(np.array([50.0, 10.0, 1000.0]), HAND)
     assert found[1] > found[0] > found[2] == 1
-    assert list(weights(np.array([7.0, 7.0]))) == sorted(weights(np.array([7.0, 7.0])))
+    alike = list(weights(np.array([7.0, 7.0]), HAND))
+    assert alike == sorted(alike)
 
 
 def test_two_alike_share_by_what_they_have_left() -> None:
     speed = np.array([[1.0, 1.7, 2.9, 4.9]] * 2)
     kept = np.ones_like(speed)
-    worth = flow_time_worth(speed, kept, np.array([100.0, 1000.0]), OPTIONS)
+    worth = flow_time_worth(speed, kept, np.array([100.0, 1000.0]), OPTIONS, HAND)
     first, second = shares(worth, OPTIONS, 6)
     assert first == 4
     assert second == 2
@@ -170,7 +173,7 @@ def test_two_alike_share_by_what_they_have_left() -> None:
 
 def test_devices_that_add_next_to_nothing_stay_free() -> None:
     speed = np.array([[1.0, 1.9, 2.0, 2.05]])
-    worth = flow_time_worth(speed, np.ones_like(speed), np.array([100.0]), OPTIONS)
+    worth = flow_time_worth(speed, np.ones_like(speed), np.array([100.0]), OPTIONS, HAND)
     assert shares(worth, OPTIONS, 8) == [2]
 
 
@@ -178,7 +181,7 @@ def test_nobody_restarts_for_little() -> None:
     speed = np.array([[1.0, 1.9, 3.6, 3.8]])
     for held, until, expected in ((4, 300.0, 4), (2, 300.0, 4), (2, 40.0, 2)):
         kept = keeping(OPTIONS, [held], 30.0, until)
-        worth = flow_time_worth(speed, kept, np.array([100.0]), OPTIONS)
+        worth = flow_time_worth(speed, kept, np.array([100.0]), OPTIONS, HAND)
         assert shares(worth, OPTIONS, 8) == [expected]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlflow_rlsched.policy.action import Action, Setting
 from mlflow_rlsched.policy.guard import RULES, guard
 from mlflow_rlsched.policy.history import History, Memory
-from mlflow_rlsched.policy.interval import DeviceUse
+from mlflow_rlsched.policy.interval import Budget, DeviceUse
 from mlflow_rlsched.policy.limits import Limits
 from tests.policy.builders import ALL, interval, proposal, report, reports
 
@@ -151,6 +151,29 @@ def test_nothing_changes_until_the_last_change_is_applied() -> None:
 
 
 # Shares and quotas
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "budget", "gpus"),
+    [(1, 2, 2, 2), (1, 2, 1, 1), (2, 0, 1, 1), (3, 1, 1, 1), (2, 0, 0, 1), (2, -1, 2, 1)],
+)
+def test_a_run_keeps_within_what_the_pool_gives(
+    held: int, wanted: int, budget: int, gpus: int
+) -> None:
+    given = Budget(budget, "the pool gives less")
+    now = interval(setting=Setting(held, 64), budget=given)
+    outcome = guard(proposal(gain=1.0, gpu_delta=wanted), now, LATE, LIVE)
+    assert outcome.setting.gpus == gpus
+    assert any("the pool gives less" in veto for veto in outcome.vetoes) == (held + wanted > gpus)
+
+
+def test_what_the_pool_wants_back_has_to_be_worth_a_restart_and_possible() -> None:
+    given = Budget(1, "the pool gives less")
+    ends = replace(LATE, progress=0.99)
+    now = interval(setting=Setting(2, 64), budget=given)
+    assert guard(proposal(), now, ends, LIVE).setting.gpus == 2
+    cannot = replace(now, can=frozenset())
+    assert guard(proposal(), cannot, LATE, LIVE).setting.gpus == 2
 
 
 @pytest.mark.parametrize(("free", "gpus"), [(0, 1), (1, 2), (2, 3), (None, 3), (-1, 1)])

@@ -391,16 +391,25 @@ def test_a_store_of_the_first_schema_keeps_its_transitions(
     store.close()
 
 
-def test_tasks_of_a_store_that_knew_no_resizing_go_on(path: Path) -> None:
+@pytest.mark.parametrize("older", [2, 3])
+def test_tasks_of_a_store_that_knew_no_resizing_or_signed_nothing_go_on(
+    path: Path, older: int
+) -> None:
     open_at(path)
     connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE tasks DROP COLUMN gpus")
-    connection.execute("UPDATE rlsched_schema SET version = 2")
+    added = {3: ["tasks.gpus"], 4: [f"attempts.{c}" for c in ("outlook", "way_for", "way_at")]}
+    added[4].append("tasks.proofs")
+    for number in range(older + 1, PRESENT + 1):
+        for table, _, column in (name.partition(".") for name in added[number]):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    connection.execute("UPDATE rlsched_schema SET version = ?", (older,))
     connection.commit()
     connection.close()
     store = open_store(f"sqlite:///{path}")
     (task,) = store.tasks()
-    assert (task.run_id, task.gpus) == ("a", None)
+    assert (task.run_id, task.state, task.gpus, task.proofs) == ("a", State.QUEUED, None, {})
+    assert store.claim("a", "here", [], 2.0) is not None
+    assert [attempt.outlook for attempt in store.attempts("a")] == [None]
     store.close()
 
 

@@ -71,8 +71,9 @@ def write(path: Path, devices: Sequence[Mapping[str, Any]], init: int = 0) -> No
         devices: By NVML index. Keys: ``uuid``, ``name``, ``memory_total``, ``memory_used``,
             ``memory_reserved`` (bytes), ``utilization`` (percent), ``power``, ``power_limit``
             (W), ``energy`` (J), ``sm_clock``, ``memory_clock`` (MHz), ``temperature`` (°C),
-            ``throttle`` (bits), ``pids`` (or pairs of pid and bytes), ``lost``, and ``slices``
-            (such mappings; a GPU that has the key is in MIG mode). A value may be
+            ``throttle`` (bits), ``pids`` (or pairs of pid and bytes), ``lost``, ``numa``,
+            ``switch``, ``nvlink`` (names of what GPUs may share), and ``slices`` (such mappings; a
+            GPU that has the key is in MIG mode). A value may be
             ``"unsupported"`` or ``"error N"`` with an NVML error number.
         init: What initialising NVML returns (0 is success).
     """

@@ -31,7 +31,7 @@ enum {
 
 #define API __attribute__((visibility("default")))
 #define MAX_ENTRIES 64
-#define MAX_KEYS 20
+#define MAX_KEYS 24
 #define MAX_SLICES 7
 #define MAX_LINE 512
 
@@ -257,6 +257,29 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(
     return result == OK && *count > room ? INSUFFICIENT_SIZE : result;
 }
 #endif
+
+static int shared(const struct entry *a, const struct entry *b, const char *key) {
+    const char *one = get(a, key), *other = get(b, key);
+    return one && other && strcmp(one, other) == 0;
+}
+
+API int nvmlDeviceGetTopologyCommonAncestor(void *one, void *other, unsigned *level) {
+    struct entry *a = find(one), *b = find(other);
+    if (!a || !b)
+        return INVALID_ARGUMENT;
+    if (!get(a, "numa") || !get(b, "numa"))
+        return NOT_SUPPORTED;
+    *level = !shared(a, b, "numa") ? 50 : shared(a, b, "switch") ? 10 : 30;
+    return OK;
+}
+
+API int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned kind, unsigned *status) {
+    struct entry *a = find(one), *b = find(other);
+    if (!a || !b || kind != 2)
+        return INVALID_ARGUMENT;
+    *status = shared(a, b, "nvlink") ? 0 : 5;
+    return OK;
+}
 
 struct utilization { unsigned gpu, memory; };
 

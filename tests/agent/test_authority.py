@@ -1,0 +1,185 @@
+"""What an agent believes of a store that others can write: forged, changed and replayed rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_rlsched import trust
+from mlflow_rlsched.agent.authority import Authority
+from mlflow_rlsched.daemon import home, user_name
+from mlflow_rlsched.store import Ending, State, Store, Task, open_store
+from tests.task_specs import make_spec
+
+DONE = Ending(State.FINISHED, "finished", "")
+
+
+@pytest.fixture
+def store(shared_url: str) -> Iterator[Store]:
+    with closing(open_store(shared_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def authority(shared_url: str, store: Store) -> Authority:
+    return Authority(shared_url, store, shared=True)
+
+
+def submit(store: Store, priority: int = 3, now: float = 5.0, **changes: Any) -> Task:
+    folder = home() / "runs" / "a"
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = make_spec("a", user=user_name(), run_dir=str(folder), **changes)
+    proofs = trust.proofs_of_submission(spec, priority, now)
+    return store.submit(spec, priority, now, proofs)
+
+
+def task_of(store: Store) -> Task:
+    task = store.get("a")
+    assert task is not None
+    return task
+
+
+def forge(url: str, **columns: Any) -> None:
+    """Write into the file by other means than ``rlsched``."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        for column, value in columns.items():
+            connection.execute(f"UPDATE tasks SET {column} = ?", (value,))
+
+
+def reopened(url: str) -> Task:
+    """The task as an agent sees it that did not know it before."""
+    with closing(open_store(url)) as store:
+        return task_of(store)
+
+
+def test_what_its_user_submitted_is_believed(store: Store, authority: Authority) -> None:
+    submit(store)
+    assert authority.why_refused(task_of(store)) is None
+    assert authority.checked(task_of(store)) == task_of(store)
+
+
+def test_in_a_store_of_ones_own_everything_is(shared_url: str, store: Store) -> None:
+    store.submit(make_spec("a"), 0, 5.0)
+    store.request_cancel("a", "anybody")
+    authority = Authority(shared_url, store, shared=False)
+    assert authority.why_refused(task_of(store)) is None
+    assert authority.checked(task_of(store)).cancel_by == "anybody"
+
+
+@pytest.mark.parametrize("proofs", [{}, {"spec": "", "queue": "", "priority": ""}, {"spec": 5}])
+def test_what_nobody_signed_is_refused(
+    store: Store, authority: Authority, proofs: dict[str, Any]
+) -> None:
+    store.submit(make_spec("a", user=user_name()), 0, 5.0, proofs)
+    assert "did not sign it" in (authority.why_refused(task_of(store)) or "")
+
+
+@pytest.mark.parametrize("change", [{"command": "touch evil"}, {"run_dir": "/tmp"}, {"user": "x"}])
+def test_a_changed_specification_is_refused(
+    shared_url: str, store: Store, authority: Authority, change: dict[str, Any]
+) -> None:
+    submit(store)
+    with closing(sqlite3.connect(shared_url.removeprefix("sqlite:///"))) as connection, connection:
+        for key, value in change.items():
+            connection.execute(f"UPDATE tasks SET spec = json_set(spec, '$.{key}', ?)", (value,))
+    assert "did not sign it" in (authority.why_refused(reopened(shared_url)) or "")
+
+
+@pytest.mark.parametrize(
+    "columns", [{"batch_size": "64; touch evil"}, {"gpus": -1}, {"attempt": "../../evil"}]
+)
+def test_what_is_no_number_is_refused(
+    shared_url: str, store: Store, authority: Authority, columns: dict[str, Any]
+) -> None:
+    submit(store)
+    forge(shared_url, **columns)
+    assert "cannot be of it" in (authority.why_refused(task_of(store)) or "")
+
+
+def test_a_run_that_is_over_does_not_run_again_unless_that_is_signed(
+    shared_url: str, store: Store, authority: Authority
+) -> None:
+    submit(store)
+    assert authority.why_refused(task_of(store)) is None
+    store.end_queued("a", DONE, 6.0)
+    authority.over(task_of(store))
+    assert authority.why_refused(task_of(store)) is None, "MLflow may be told of it"
+    forge(shared_url, state="queued")
+    assert "it was over" in (authority.why_refused(task_of(store)) or "")
+    forge(shared_url, submitted_at=7.0)
+    assert "it was over" in (authority.why_refused(task_of(store)) or "")
+    forge(shared_url, state="failed", submitted_at=5.0)
+    now = trust.queue_time(task_of(store))
+    proofs = trust.proofs_of_retry(shared_url, task_of(store), now)
+    assert store.retry("a", now, proofs)
+    assert authority.why_refused(task_of(store)) is None
+    assert authority.checked(task_of(store)).priority == 3
+
+
+def test_a_run_that_is_resumed_is_believed_and_its_older_submission_is_not(
+    shared_url: str, store: Store, authority: Authority
+) -> None:
+    old = submit(store)
+    store.end_queued("a", DONE, 6.0)
+    authority.over(task_of(store))
+    now = trust.queue_time(old)
+    submit(store, now=now, label="again")
+    assert authority.why_refused(task_of(store)) is None
+    with closing(sqlite3.connect(shared_url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("UPDATE tasks SET spec = json_set(spec, '$.label', 'quick-fox')")
+        connection.execute(
+            "UPDATE tasks SET proofs = json_set(proofs, '$.spec', ?)", (old.proofs["spec"],)
+        )
+    assert authority.why_refused(reopened(shared_url)) is not None
+
+
+def test_a_cancellation_must_be_the_users_own(
+    shared_url: str, store: Store, authority: Authority
+) -> None:
+    task = submit(store)
+    forge(shared_url, cancel_by=user_name())
+    assert authority.checked(task_of(store)).cancel_by is None
+    assert task_of(store).cancel_by is None
+    said = trust.statement(trust.CANCEL, "a", task.submitted_at, user_name())
+    store.request_cancel("a", user_name(), trust.prove(shared_url, task, said))
+    assert authority.checked(task_of(store)).cancel_by == user_name()
+
+
+def test_or_an_administrators_in_that_ones_name(
+    shared_url: str, store: Store, authority: Authority
+) -> None:
+    task = submit(store)
+    me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
+    said = trust.statement(trust.CANCEL, "a", task.submitted_at, me)
+    trust._vouch(trust.requests_dir(shared_url), said)
+    store.request_cancel("a", me)
+    assert authority.checked(task_of(store)).cancel_by is None, "no administrator"
+    authority.administrators = [me]
+    store.request_cancel("a", "root")
+    assert authority.checked(task_of(store)).cancel_by is None, "in the name of another"
+    store.request_cancel("a", me)
+    assert authority.checked(task_of(store)).cancel_by == me
+
+
+def test_a_priority_must_be_asked_for(shared_url: str, store: Store, authority: Authority) -> None:
+    task = submit(store, config={"priority": 3})
+    forge(shared_url, priority=900)
+    assert authority.checked(task_of(store)).priority == 3
+    assert authority.checked(task_of(store)) == task_of(store), "it is repaired"
+    said = trust.statement(trust.PRIORITY, "a", task.submitted_at, 7)
+    store.prioritize("a", 7, trust.sign(said))
+    assert authority.checked(task_of(store)).priority == 7
+
+
+def test_a_directory_that_is_gone_is_not_made_for_a_mark(
+    store: Store, authority: Authority
+) -> None:
+    task = submit(store)
+    Path(task.spec.run_dir).rmdir()
+    authority.over(task)
+    assert not Path(task.spec.run_dir).exists()
