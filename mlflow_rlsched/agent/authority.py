@@ -133,7 +133,6 @@ def is_sound(task: Task) -> bool:
         all(isinstance(name, str) for name in names)
         and all(type(value) is int for value in counts)
         and all(value is None or (type(value) is int and value >= 0) for value in optional)
-        and all(isinstance(value, float | int) for value in (task.submitted_at, task.not_before))
     )
 
 

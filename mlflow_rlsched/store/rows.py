@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,10 +41,13 @@ class TaskReader:
         """The tasks that a narrowed ``select_tasks()`` finds, in its order."""
         rows = connection.execute(statement).all()
         specs = self._load(connection, [row.order for row in rows])
-        return [
-            Task(specs[row.order], State(row.state), *[*row[2:-1], json.loads(row.proofs)])
-            for row in rows
-        ]
+        with understood():
+            for row in rows:
+                check_times(row.submitted_at, row.not_before, row.started_at, row.ended_at)
+            return [
+                Task(specs[row.order], State(row.state), *row[2:-1], dict(json.loads(row.proofs)))
+                for row in rows
+            ]
 
     def _load(self, connection: Connection, orders: Sequence[int]) -> Mapping[int, TaskSpec]:
         if len(self._specs) > MAX_CACHED_SPECS:
@@ -90,6 +94,7 @@ def read_attempts(connection: Connection, statement: Select[Any]) -> list[Attemp
     attempts = []
     with understood():
         for row in connection.execute(statement):
+            check_times(row.started_at, row.heartbeat_at, row.ended_at, row.way_at)
             shares = tuple(DeviceShare(**share) for share in json.loads(row.devices))
             outlook = None if row.outlook is None else _outlook(**json.loads(row.outlook))
             attempts.append(Attempt(**row._asdict() | {"devices": shares, "outlook": outlook}))
@@ -101,12 +106,23 @@ def _outlook(least: Any, resumes: Any, leaves: Any, ends_at: Any, basis: Any) ->
     return Outlook(int(least), bool(resumes), bool(leaves), ends_at, str(basis))
 
 
+def check_times(*times: Any) -> None:
+    """Check times of a row, which a file that others write may have as anything.
+
+    Raises:
+        TypeError, ValueError: One of them is neither absent nor a finite number.
+    """
+    for time in times:
+        if time is not None and not math.isfinite(time):
+            raise ValueError(f"{time} is no time")
+
+
 @contextmanager
 def understood() -> Iterator[None]:
     """Say so when a row is not as this version writes them."""
     try:
         yield
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise StoreError(
             f"the store holds what no mlflow-rlsched wrote ({error}): find out who did, and move"
             " its file away to begin anew"

@@ -166,4 +166,8 @@ class SqlHosts(SqlBase):
         statement = select(QUARANTINE).order_by(QUARANTINE.c.host, QUARANTINE.c.device)
         if host is not None:
             statement = statement.where(QUARANTINE.c.host == host)
-        return [Quarantine(**row._asdict()) for row in connection.execute(statement)]
+        with understood():
+            return [
+                Quarantine(**row._asdict() | {"until": float(row.until)})
+                for row in connection.execute(statement)
+            ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import stat
 from collections.abc import Callable
@@ -11,8 +12,10 @@ import pytest
 
 from mlflow_rlsched import sharing
 from mlflow_rlsched.daemon import AgentFiles, home
-from mlflow_rlsched.store import StoreError, open_store
+from mlflow_rlsched.store import AgentRecord, DeviceShare, Quarantine, StoreError, open_store
 from tests.task_specs import make_spec
+
+ENDLESS = '{"least": 1e999, "resumes": 1, "leaves": 0, "ends_at": null, "basis": ""}'
 
 
 def path_of(url: str) -> Path:
@@ -96,22 +99,41 @@ def test_root_opens_no_shared_store(shared_url: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("table", "column"), [("tasks", "spec"), ("attempts", "devices"), ("agents", "heartbeat_at")]
+    ("table", "column", "value"),
+    [
+        ("tasks", "spec", "rubbish"),
+        ("tasks", "state", "rubbish"),
+        ("tasks", "proofs", "rubbish"),
+        ("tasks", "proofs", "5"),
+        ("tasks", "submitted_at", "rubbish"),
+        ("tasks", "submitted_at", -math.inf),
+        ("attempts", "devices", "rubbish"),
+        ("attempts", "outlook", ENDLESS),
+        ("attempts", "way_at", "rubbish"),
+        ("agents", "heartbeat_at", "rubbish"),
+        ("quarantine", "until", "rubbish"),
+    ],
 )
 def test_what_no_version_wrote_is_said_in_a_sentence(
-    tmp_path: Path, table: str, column: str
+    tmp_path: Path, table: str, column: str, value: object
 ) -> None:
     path = tmp_path / "store.db"
     store = open_store(f"sqlite:///{path}")
     store.submit(make_spec("a"), 0, now=1.0)
-    store.claim("a", "here", [], now=2.0)
+    store.claim("a", "here", [DeviceShare("cpu-0")], now=2.0)
+    store.register_agent(AgentRecord("here", "ada", "1", 1.0, 1.0), 1.0)
+    store.quarantine(Quarantine("here", "cpu-1", "", 9.0, 1))
     store.close()
     with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO agents VALUES ('here', 'ada', '1', 1, 1, '[]')")
-        connection.execute(f"UPDATE {table} SET {column} = 'rubbish'")
+        connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
     connection.close()
     store = open_store(f"sqlite:///{path}")
-    reads = {"tasks": store.tasks, "attempts": lambda: store.attempts("a"), "agents": store.agents}
+    reads = {
+        "tasks": store.tasks,
+        "attempts": lambda: store.attempts("a"),
+        "agents": store.agents,
+        "quarantine": store.quarantined,
+    }
     with pytest.raises(StoreError, match="what no mlflow-rlsched wrote"):
         reads[table]()
     store.close()
