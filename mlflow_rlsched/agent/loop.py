@@ -200,6 +200,7 @@ class Agent:
 
     def _take_over(self) -> None:
         """Adopt what ran under an earlier agent."""
+        self._renew_rules()
         for task in self._tasks([State.RUNNING]):
             with _contained(task.run_id):
                 if not self._authority.refuses(task):
@@ -346,7 +347,7 @@ class Agent:
 
     def _schedule(self) -> None:
         """One pass over all that is not finished: cancellations, time-outs, grants."""
-        self._authority.administrators = self._configs.renew().administrators
+        self._renew_rules()
         self._waiting.look()
         tasks = self._store.tasks(_UNFINISHED, self._host)
         ready = []
@@ -361,6 +362,10 @@ class Agent:
         self._scheduling.look_at_others(tasks)
         self._scheduling.place(ready)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
+
+    def _renew_rules(self) -> None:
+        """Take what an administrator of a shared store says now."""
+        self._authority.administrators = self._configs.renew().administrators
 
     def _pass_running(self, task: Task) -> None:
         if task.run_id not in self._running:

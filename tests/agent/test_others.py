@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import socket
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mlflow_rlsched import trust
 from mlflow_rlsched.agent import loop
 from mlflow_rlsched.agent.others import CLAIM_S, LOST_S, Others
 from mlflow_rlsched.agent.waiting import Waiting
@@ -46,6 +49,23 @@ class SharedHost(Host):
         self.agent = self._agents.get(user)
         self.tick()
         self._agents[user], self.agent = self.agent, None
+
+    def kill_agent_of(self, user: str) -> None:
+        """kill -9."""
+        self.agent = self._agents.pop(user)
+        self.kill_agent()
+
+    def retry_for(self, run_id: str) -> None:
+        """Queue a run of another user again, as an administrator."""
+        task = self.store.get(run_id)
+        assert task is not None
+        url = self._files.store
+        trust.requests_dir(url).mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trust, "is_shared", lambda url: True)
+            patch.setattr(trust, "user_name", lambda: "an administrator")
+            now = trust.queue_time(task)
+            assert self.store.retry(run_id, now, trust.proofs_of_retry(url, task, now))
 
     def close(self) -> None:
         for agent in self._agents.values():
@@ -214,6 +234,24 @@ def test_what_is_forged_is_refused_by_the_agent_of_whom_it_pretends_to_be(host: 
     task = host.store.get("forged")
     assert task is not None
     assert (task.state, task.exit_reason, task.attempt) == (State.FAILED, "forged", 0)
+
+
+def test_what_an_administrator_queued_again_is_adopted_by_the_next_agent(
+    host: SharedHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    me = pwd.getpwuid(os.geteuid()).pw_name  # whom the kernel vouches for
+    (tmp_path / "pool.toml").write_text(f"administrators = ['{me}']")
+    monkeypatch.setenv("RLSCHED_POOL_FILE", str(tmp_path / "pool.toml"))
+    adas = host.submit(user="ada")
+    host.tick_of("ada")
+    host.end(host.training_of(adas), 1)
+    host.tick_of("ada")
+    host.retry_for(adas)
+    host.tick_of("ada")
+    assert host.running() == {adas}
+    host.kill_agent_of("ada")
+    host.tick_of("ada")
+    assert host.running() == {adas}
 
 
 # Leases and outlooks
