@@ -26,6 +26,7 @@ from mlflow_rlsched.signals import collecting, handling, postponing
 from mlflow_rlsched.store import State, StoreError
 from mlflow_rlsched.submission import Request, submit
 from mlflow_rlsched.submission.errors import reason
+from mlflow_rlsched.trust import TrustError
 from mlflow_rlsched.waiting import RlschedSubmittedRun, call_agent
 
 _logger = logging.getLogger("mlflow.rlsched")  # below MLflow's own, so that it is shown
@@ -111,7 +112,7 @@ def _submitted(
             call_agent(agent)
         except ExecutionException:
             raise
-        except (ConfigError, CpuSlotsError, StoreError, LockError) as error:
+        except (ConfigError, CpuSlotsError, StoreError, LockError, TrustError) as error:
             raise ExecutionException(str(error)) from error
         except MlflowException as error:
             raise ExecutionException(

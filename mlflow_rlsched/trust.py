@@ -46,7 +46,7 @@ def queue_time(before: Task | None) -> float:
 
 
 def proofs_of_submission(spec: TaskSpec, priority: int, now: float) -> dict[str, str]:
-    """Signatures of a submission by its user.
+    """Signatures of a submission to a shared store by its user.
 
     Args:
         spec: What is submitted.
@@ -90,10 +90,14 @@ def statement(what: str, run_id: str, queued_at: float, value: Any) -> str:
 def prove(store: str, task: Task, text: str) -> str:
     """Prove that this user says so: by a signature, or as an administrator by a file.
 
+    In a store of one's own there is nothing to prove, and the key may be missing or spoiled.
+
     Raises:
         OSError: The key cannot be read or made, or the file not be written.
     """
-    if task.spec.user == user_name() or not is_shared(store):
+    if not is_shared(store):
+        return ""
+    if task.spec.user == user_name():
         return sign(text)
     _vouch(requests_dir(store), text)
     return ""

@@ -52,6 +52,13 @@ def test_a_key_that_is_none_is_refused_in_a_sentence(spoil: object, words: str) 
         trust.sign("text")
 
 
+def test_in_a_store_of_ones_own_nothing_is_proven_and_no_key_needed(tmp_path: Path) -> None:
+    task = submitted(tmp_path)
+    (home() / "key").chmod(0o640)
+    assert trust.prove(f"sqlite:///{tmp_path}/store.db", task, SAID) == ""
+    assert set(trust.proofs_of_retry(f"sqlite:///{tmp_path}/store.db", task, 6.0).values()) == {""}
+
+
 def submitted(tmp_path: Path, now: float = 5.0) -> Task:
     spec = make_spec("a", user=user_name(), device_limit=("0", "1"))
     with closing(open_store(f"sqlite:///{tmp_path}/store.db")) as store:

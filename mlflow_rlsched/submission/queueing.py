@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from mlflow_rlsched.config import RunConfig, find_knobs, resolve
 from mlflow_rlsched.daemon import AgentFiles, user_name
+from mlflow_rlsched.sharing import is_shared
 from mlflow_rlsched.store import Task, TaskSpec, open_store
 from mlflow_rlsched.submission import tracking
 from mlflow_rlsched.submission.demands import check_devices, device_limit, parent_run
@@ -64,7 +65,8 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
                     tracking.begin(client, run.info.run_id, spec.recorded_params)
                 spec = settled(run, spec, announcement)
                 now = queue_time(store.get(spec.run_id))
-                proofs = proofs_of_submission(spec, config.priority, now)
+                shared = is_shared(config.store)
+                proofs = proofs_of_submission(spec, config.priority, now) if shared else {}
                 task = store.submit(spec, config.priority, now, proofs)
             except BaseException as error:
                 with contextlib.suppress(Exception):  # or else the next agent does it
