@@ -72,9 +72,9 @@ class LocalExecutor:
 
     def close(self) -> None:
         """End the shim that has no attempt; the others go on."""
-        if self._spare is not None and self._spare.stdin is not None:
-            self._spare.stdin.close()
-            self._spare.wait()
+        if self._spare is not None:
+            with self._spare as spare:
+                spare.kill()  # it may be suspended, and would not see that its input ends
 
     def stop(self, folder: Path, reason: str, grace_s: float, message: str = "") -> None:
         """Ask the shim to end its attempt; asked again, a shorter grace takes effect.

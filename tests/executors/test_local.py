@@ -95,7 +95,16 @@ def test_a_shim_that_is_not_needed_ends_and_one_that_was_killed_is_replaced(
     spare = attempt.executor._spare
     assert spare is not None
     attempt.executor.close()
-    assert spare.wait(20) == 0
+    assert spare.poll() == -signal.SIGKILL
+
+
+def test_a_suspended_shim_that_is_not_needed_holds_up_nobody(attempt: Attempt) -> None:
+    attempt.start("true")
+    spare = attempt.executor._spare
+    assert spare is not None
+    spare.send_signal(signal.SIGSTOP)
+    attempt.executor.close()
+    assert spare.poll() == -signal.SIGKILL
 
 
 def test_attempt_whose_agent_died_before_the_start_is_told_apart(attempt: Attempt) -> None:
