@@ -43,9 +43,9 @@ class TaskReader:
         specs = self._load(connection, [row.order for row in rows])
         with understood():
             for row in rows:
-                check_times(row.submitted_at, row.not_before, row.started_at, row.ended_at)
+                _check_times(row.submitted_at, row.not_before, row.started_at, row.ended_at)
             return [
-                Task(specs[row.order], State(row.state), *row[2:-1], dict(json.loads(row.proofs)))
+                Task(specs[row.order], State(row.state), *[*row[2:-1], _proofs(row.proofs)])
                 for row in rows
             ]
 
@@ -94,7 +94,7 @@ def read_attempts(connection: Connection, statement: Select[Any]) -> list[Attemp
     attempts = []
     with understood():
         for row in connection.execute(statement):
-            check_times(row.started_at, row.heartbeat_at, row.ended_at, row.way_at)
+            _check_times(row.started_at, row.heartbeat_at, row.ended_at, row.way_at)
             shares = tuple(DeviceShare(**share) for share in json.loads(row.devices))
             outlook = None if row.outlook is None else _outlook(**json.loads(row.outlook))
             attempts.append(Attempt(**row._asdict() | {"devices": shares, "outlook": outlook}))
@@ -106,7 +106,11 @@ def _outlook(least: Any, resumes: Any, leaves: Any, ends_at: Any, basis: Any) ->
     return Outlook(int(least), bool(resumes), bool(leaves), ends_at, str(basis))
 
 
-def check_times(*times: Any) -> None:
+def _proofs(text: str) -> dict[str, str]:
+    return dict(json.loads(text))
+
+
+def _check_times(*times: Any) -> None:
     """Check times of a row, which a file that others write may have as anything.
 
     Raises:
