@@ -15,7 +15,6 @@ from mlflow_rlsched.cli.common import (
     store_option,
     wake_agent,
 )
-from mlflow_rlsched.config.pool import pool_file
 from mlflow_rlsched.credentials import acting_for, redacted
 from mlflow_rlsched.daemon import user_name
 from mlflow_rlsched.sharing import is_shared
@@ -47,6 +46,8 @@ def _check(url: str, task: Task) -> None:
         return
     me, owner = user_name(), task.spec.user
     if owner != me and me not in rules.administrators:
+        from mlflow_rlsched.config.pool import pool_file
+
         others = ", ".join(rules.administrators) or f"{pool_file()} names none"
         raise click.ClickException(
             f"{_name(task)} is of {owner}: only {owner} or an administrator ({others}) may ask that"

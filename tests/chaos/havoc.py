@@ -91,9 +91,11 @@ class Havoc:
         return bool(self._victims("shim") + self._victims("submitter"))
 
     def _left(self) -> list[int]:
-        """Processes of the host besides the agent."""
+        """Processes of the host besides the agent and the one shim that it has ready."""
         agent = self._world.agent_process()
-        return [p for p in self._world.all_processes() if agent is None or p != agent.pid]
+        left = [p for p in self._world.all_processes() if agent is None or p != agent.pid]
+        ready = self._victims("shim") if agent is not None else []
+        return [p for p in left if [p] != ready]
 
     def _is_over(self) -> bool:
         world = self._world
