@@ -136,6 +136,8 @@ def budget(task: Task) -> dict[str, Any] | None:
 
 def why(task: Task, now: float, start: Mapping[str, Any] | None = None) -> str:
     """Why a task waits, or what is being done to it; ``start`` is of ``expected_starts``."""
+    from mlflow_rlsched.store import State
+
     parts = []
     if task.cancel_by is not None and not task.state.final:
         parts.append(f"{task.cancel_by} cancelled it")
@@ -143,7 +145,7 @@ def why(task: Task, now: float, start: Mapping[str, Any] | None = None) -> str:
         parts.append(f"will be tried again in {duration(task.not_before - now)}")
     elif start is not None:
         parts.append(start["text"])
-    if task.message:
+    if task.message and task.state is not State.RUNNING:  # else it is of the attempt before
         parts.append(task.message)
     return "; ".join(parts)
 

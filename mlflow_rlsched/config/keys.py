@@ -252,12 +252,14 @@ class Settings(Section):
     requires: Requires = Requires()
     cpu_slots: int = Field(default=1, ge=1, le=4096, description="a whole number from 1 to 4096")
     quotas: dict[Text, Annotated[int, Field(ge=0)]] = Field(
-        default={}, description='an object like {"alice": 4}'
+        default={}, description='an object like {"alice": 4}, of numbers not below 0'
     )
     weights: dict[Text, NotNegative] = Field(
-        default={}, description='an object like {"alice": 2.0}'
+        default={}, description='an object like {"alice": 2.0}, of numbers not below 0'
     )
-    prices: dict[Text, NotNegative] = Field(default={}, description='an object like {"H100": 2.5}')
+    prices: dict[Text, NotNegative] = Field(
+        default={}, description='an object like {"H100": 2.5}, of numbers not below 0'
+    )
     quantum_s: Seconds | None = Field(default=None, description=_SECONDS_OR_NULL)
     env: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=255)], ...] = (
         Field(

@@ -30,9 +30,11 @@ class PoolRules(Section):
         default=(), strict=False, description='a list of users like ["carol"]'
     )
     quotas: dict[Text, Annotated[int, Field(ge=0)]] = Field(
-        default={}, description="a table like {alice = 4}"
+        default={}, description="a table like {alice = 4}, of numbers not below 0"
     )
-    weights: dict[Text, NotNegative] = Field(default={}, description="a table like {alice = 2.0}")
+    weights: dict[Text, NotNegative] = Field(
+        default={}, description="a table like {alice = 2.0}, of numbers not below 0"
+    )
 
 
 def pool_file(environ: Mapping[str, str] = os.environ) -> Path:
