@@ -103,6 +103,21 @@ def prove(store: str, task: Task, text: str) -> str:
     return ""
 
 
+def prove_request(store: str, task: Task, what: str, value: Any) -> str:
+    """Prove that this user asks that of a task as it is queued now.
+
+    Args:
+        store: URL of the store.
+        task: The task.
+        what: ``PRIORITY`` or ``CANCEL``.
+        value: See ``statement``.
+
+    Raises:
+        OSError: See ``prove``.
+    """
+    return prove(store, task, statement(what, task.run_id, task.submitted_at, value))
+
+
 def is_signed_submission(task: Task) -> bool:
     """Whether this user's key signed the specification of a task."""
     return is_signed(_specification(task.spec), task.proofs.get(SPEC))

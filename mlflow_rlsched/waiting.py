@@ -151,9 +151,8 @@ class RlschedSubmittedRun(SubmittedRun):
 
     def _request_cancel(self) -> None:
         task, me = self._task(), user_name()
-        said = trust.statement(trust.CANCEL, task.run_id, task.submitted_at, me)
         try:
-            proof = trust.prove(self._config.store, task, said)
+            proof = trust.prove_request(self._config.store, task, trust.CANCEL, me)
             self._store.request_cancel(task.run_id, me, proof)
         except (StoreError, OSError) as error:
             raise ExecutionException(f"The run cannot be cancelled: {error}") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from mlflow_rlsched import protocol, trust
@@ -32,14 +32,17 @@ class Authority:
         url: URL of the store.
         store: The store.
         shared: Whether others can write it.
+        administrators: Says who may ask something of another's tasks, as of now.
     """
 
-    def __init__(self, url: str, store: Store, shared: bool) -> None:
+    def __init__(
+        self, url: str, store: Store, shared: bool, administrators: Callable[[], Collection[str]]
+    ) -> None:
         self._url = url
         self._store = store
         self._shared = shared
         self._believed: dict[str, tuple[object, ...]] = {}
-        self.administrators: Collection[str] = ()
+        self._administrators = administrators
 
     def why_refused(self, task: Task) -> str | None:
         """Why a task that waits or runs is not the user's own wish; None when it is."""
@@ -108,7 +111,7 @@ class Authority:
 
     def _is_cancelled(self, task: Task) -> bool:
         said = trust.statement(trust.CANCEL, task.run_id, task.submitted_at, task.cancel_by)
-        by = [name for name in self.administrators if name == task.cancel_by]
+        by = [name for name in self._administrators() if name == task.cancel_by]
         return trust.is_signed(said, task.proofs.get(trust.CANCEL)) or trust.is_vouched(
             self._url, said, by
         )
@@ -119,7 +122,7 @@ class Authority:
 
     def _is_proven(self, task: Task, what: str, said: str) -> bool:
         return trust.is_signed(said, task.proofs.get(what)) or trust.is_vouched(
-            self._url, said, self.administrators
+            self._url, said, self._administrators()
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from mlflow_rlsched.config import ConfigError, PoolRules, RunConfig, pool_rules
@@ -38,14 +39,18 @@ class Configs:
         """Forget a task that is over."""
         self._known.pop(run_id, None)
 
-    def renew(self) -> PoolRules:
+    def administrators(self) -> Collection[str]:
+        """Users who may ask something of another's tasks, by the last look."""
+        return self._rules.administrators
+
+    def renew(self) -> None:
         """Take what the administrator says now.
 
         Raises:
             StoreError: That cannot be used.
         """
         if not self._shared:
-            return self._rules
+            return
         try:
             rules = pool_rules()
         except ConfigError as error:
@@ -53,4 +58,3 @@ class Configs:
         if rules != self._rules:
             self._known.clear()
             self._rules = rules
-        return rules

@@ -38,15 +38,7 @@ from mlflow_rlsched.devices.demand import gpus_held
 from mlflow_rlsched.executors.local import LocalExecutor
 from mlflow_rlsched.learning.outcomes import review
 from mlflow_rlsched.sharing import is_shared
-from mlflow_rlsched.store import (
-    AgentRecord,
-    Attempt,
-    Ending,
-    Lease,
-    State,
-    Task,
-    open_store,
-)
+from mlflow_rlsched.store import AgentRecord, Attempt, Ending, Lease, State, Task, open_store
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)
@@ -87,14 +79,21 @@ class Agent:
         self._tracker = Tracker(self._store, self._outbox)
         self._teller = Teller(self._tracker)
         self._waiting = Waiting()
-        self._authority = Authority(files.store, self._store, self._is_shared)
+        self._authority = Authority(
+            files.store, self._store, self._is_shared, self._configs.administrators
+        )
         self._others = Others(
             self._store, self._host, self._user, self._is_shared, self._configs, self._waiting
         )
         self._running: dict[str, Supervised] = {}
         self._scheduling = Scheduling(
-            *(self._user, self._offers, self._others, self._waiting),
-            *(self._running, self._start, self._preempt),
+            self._user,
+            self._offers,
+            self._others,
+            self._waiting,
+            self._running,
+            self._start,
+            self._preempt,
         )
         self._started_at = time.time()
         self._has_taken_over = False
@@ -200,7 +199,7 @@ class Agent:
 
     def _take_over(self) -> None:
         """Adopt what ran under an earlier agent."""
-        self._renew_rules()
+        self._configs.renew()
         for task in self._tasks([State.RUNNING]):
             with _contained(task.run_id):
                 if not self._authority.refuses(task):
@@ -347,7 +346,7 @@ class Agent:
 
     def _schedule(self) -> None:
         """One pass over all that is not finished: cancellations, time-outs, grants."""
-        self._renew_rules()
+        self._configs.renew()
         self._waiting.look()
         tasks = self._store.tasks(_UNFINISHED, self._host)
         ready = []
@@ -362,10 +361,6 @@ class Agent:
         self._scheduling.look_at_others(tasks)
         self._scheduling.place(ready)
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
-
-    def _renew_rules(self) -> None:
-        """Take what an administrator of a shared store says now."""
-        self._authority.administrators = self._configs.renew().administrators
 
     def _pass_running(self, task: Task) -> None:
         if task.run_id not in self._running:

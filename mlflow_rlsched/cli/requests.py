@@ -59,11 +59,6 @@ def _check(url: str, task: Task) -> None:
         )
 
 
-def _prove(url: str, task: Task, what: str, value: object) -> str:
-    said = trust.statement(what, task.run_id, task.submitted_at, value)
-    return trust.prove(url, task, said)
-
-
 @click.command()
 @click.argument("run_ids", metavar="RUN_ID...", nargs=-1, required=True)
 @store_option
@@ -75,7 +70,7 @@ def cancel(run_ids: tuple[str, ...], url: str) -> None:
         for task in tasks:
             _check(url, task)
         for task in tasks:
-            proof = _prove(url, task, trust.CANCEL, user_name())
+            proof = trust.prove_request(url, task, trust.CANCEL, user_name())
             if store.request_cancel(task.run_id, user_name(), proof):
                 _tell(url, task, f"{_name(task)} is being cancelled")
             else:
@@ -94,7 +89,7 @@ def prioritize(run_id: str, priority: str, url: str) -> None:
     with opened(url) as store:
         task = find_task(store, run_id)
         _check(url, task)
-        proof = _prove(url, task, trust.PRIORITY, number)
+        proof = trust.prove_request(url, task, trust.PRIORITY, number)
         if not store.prioritize(task.run_id, number, proof):
             raise click.ClickException(f"{_name(task)} is {task.state.value} already")
     _tell(url, task, f"{_name(task)} has priority {number}")

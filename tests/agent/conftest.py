@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from mlflow_rlsched.agent import tracking
 from tests.agent.desk import Desk
+from tests.agent.simulated import Host, folder_in_memory
 from tests.world import World
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A simulated host, with its clock and trainings."""
+    root = folder_in_memory()
+    value = Host(root)
+    yield value
+    value.close()
+    shutil.rmtree(root)
 
 
 @pytest.fixture

@@ -26,8 +26,13 @@ def store(shared_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def authority(shared_url: str, store: Store) -> Authority:
-    return Authority(shared_url, store, shared=True)
+def administrators() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def authority(shared_url: str, store: Store, administrators: list[str]) -> Authority:
+    return Authority(shared_url, store, True, lambda: administrators)
 
 
 def submit(store: Store, priority: int = 3, now: float = 5.0, **changes: Any) -> Task:
@@ -66,7 +71,7 @@ def test_what_its_user_submitted_is_believed(store: Store, authority: Authority)
 def test_in_a_store_of_ones_own_everything_is(shared_url: str, store: Store) -> None:
     store.submit(make_spec("a"), 0, 5.0)
     store.request_cancel("a", "anybody")
-    authority = Authority(shared_url, store, shared=False)
+    authority = Authority(shared_url, store, False, tuple)
     assert authority.why_refused(task_of(store)) is None
     assert authority.checked(task_of(store)).cancel_by == "anybody"
 
@@ -151,7 +156,7 @@ def test_a_cancellation_must_be_the_users_own(
 
 
 def test_or_an_administrators_in_that_ones_name(
-    shared_url: str, store: Store, authority: Authority
+    shared_url: str, store: Store, authority: Authority, administrators: list[str]
 ) -> None:
     task = submit(store)
     me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
@@ -159,7 +164,7 @@ def test_or_an_administrators_in_that_ones_name(
     trust._vouch(trust.requests_dir(shared_url), said)
     store.request_cancel("a", me)
     assert authority.checked(task_of(store)).cancel_by is None, "no administrator"
-    authority.administrators = [me]
+    administrators.append(me)
     store.request_cancel("a", "root")
     assert authority.checked(task_of(store)).cancel_by is None, "in the name of another"
     store.request_cancel("a", me)

@@ -28,7 +28,7 @@ from mlflow_rlsched.store import (
     Task,
     open_store,
 )
-from tests.agent.simulated import GPUS, Host, folder_in_memory
+from tests.agent.simulated import GPUS, Host, Training, folder_in_memory
 from tests.task_specs import make_spec
 
 PASS_S = 5.0
@@ -88,6 +88,17 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedHost]:
     yield made
     made.close()
     shutil.rmtree(root)
+
+
+def adas_run(host: SharedHost) -> Training:
+    """A run of Ada's on all devices, which resumes, as Bob's agent knows."""
+    run_id = host.submit(user="ada", gpus=GPUS, can=["resume"])
+    host.tick_of("ada")
+    training = host.training_of(run_id)
+    host.report(training, step=1)
+    host.tick_of("bob")
+    host.tick_of("ada")  # reads what it can, and tells the others
+    return training
 
 
 def test_each_agent_starts_what_is_its_own_and_leaves_the_rest(host: SharedHost) -> None:
@@ -173,12 +184,8 @@ def test_an_agent_that_does_not_use_a_device_holds_it_up_for_a_while_only(host: 
 
 
 def test_another_users_run_makes_way_by_its_own_agent(host: SharedHost) -> None:
-    adas = host.submit(user="ada", gpus=GPUS, can=["resume"])
-    host.tick_of("ada")
-    training = host.training_of(adas)
-    host.report(training, step=1)
-    host.tick_of("bob")
-    host.tick_of("ada")  # reads what it can, and tells the others
+    training = adas_run(host)
+    adas = training.run_id
     urgent = host.submit(user="bob", priority=1)
     host.tick_of("bob")
     (attempt,) = host.store.attempts(adas)
@@ -211,12 +218,8 @@ def test_a_request_is_not_done_where_it_would_lose_something(host: SharedHost) -
 
 
 def test_a_request_for_a_run_that_waits_no_more_is_not_done(host: SharedHost) -> None:
-    adas = host.submit(user="ada", gpus=GPUS, can=["resume"])
-    host.tick_of("ada")
-    training = host.training_of(adas)
-    host.report(training, step=1)
-    host.tick_of("bob")
-    host.tick_of("ada")
+    training = adas_run(host)
+    adas = training.run_id
     urgent = host.submit(user="bob", priority=1)
     host.tick_of("bob")
     host.store.end_queued(urgent, Ending(State.KILLED, "cancelled", ""), host.clock.time())

@@ -32,9 +32,13 @@ def runner(name: str, *devices: int, priority: int = 0, order: int = 0, **more: 
     return Runner(task(name, order, priority), shares, **settings)
 
 
-def victims(
-    waiting: Sequence[Task], runners: Sequence[Runner], devices: Sequence[Device] = GPUS
-) -> list[str]:
+def situation(
+    waiting: Sequence[Task],
+    runners: Sequence[Runner],
+    devices: Sequence[Device] = GPUS,
+    waited_s: float = 0.0,
+) -> tuple[Scene, Ranking]:
+    """What there is when runners hold their devices, and the order of those who wait."""
     taken = {share.device for each in runners for share in each.shares}
     scene = Scene(
         lambda t: RunConfig.model_validate(t.spec.config),
@@ -43,7 +47,13 @@ def victims(
         "nvidia",
     )
     holds = [(each.task, 100 * len(each.shares)) for each in runners]
-    ranking = Ranking(waiting, lambda _: 0.0, holds, partial(weight_of, scene.configs))
+    return scene, Ranking(waiting, lambda _: waited_s, holds, partial(weight_of, scene.configs))
+
+
+def victims(
+    waiting: Sequence[Task], runners: Sequence[Runner], devices: Sequence[Device] = GPUS
+) -> list[str]:
+    scene, ranking = situation(waiting, runners, devices)
     return [found.run_id for found in make_way(waiting, runners, scene, ranking)]
 
 

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import pytest
-
-from mlflow_rlsched.agent.placement import Scene
 from mlflow_rlsched.agent.preemption import MOST, Runner
-from mlflow_rlsched.agent.ranking import Ranking, weight_of
 from mlflow_rlsched.agent.turns import QUANTUM_OVER, take_turns, turn_s
-from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.store import LEARNING_PRIORITY, Task
 from tests.agent.simulated import GPUS as HOST_GPUS
-from tests.agent.simulated import Host, folder_in_memory
-from tests.agent.test_placement import GPUS, task
-from tests.agent.test_preemption import of, runner
+from tests.agent.simulated import Host
+from tests.agent.test_placement import task
+from tests.agent.test_preemption import of, runner, situation
 
 Q = 60.0
 
 
 def turns(*running: Runner, first: Task, waited_s: float = Q) -> list[str]:
-    taken = {share.device for each in running for share in each.shares}
-    scene = Scene(
-        lambda t: RunConfig.model_validate(t.spec.config),
-        lambda _: GPUS,
-        {device.id: 0 if device.id in taken else 100 for device in GPUS},
-        "nvidia",
-    )
-    holds = [(each.task, 100 * len(each.shares)) for each in running]
-    ranking = Ranking([first], lambda _: waited_s, holds, partial(weight_of, scene.configs))
+    scene, ranking = situation([first], running, waited_s=waited_s)
     found = take_turns([first], lambda _: waited_s, running, scene, ranking)
     return [each.run_id for each in found]
 
@@ -103,15 +87,6 @@ def test_the_length_of_a_turn_goes_by_the_weights() -> None:
     waits = of("ben", task("w", gpus=4, weights=weights))
     assert turns(run, first=waits) == []
     assert turns(replace(run, held_s=3 * Q), first=waits) == ["r"]
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    root = folder_in_memory()
-    made = Host(root)
-    yield made
-    made.close()
-    shutil.rmtree(root)
 
 
 def live(host: Host, seconds: float) -> list[str]:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent.budgets import BUDGET_S
 from mlflow_rlsched.agent.ranking import RESIZED
-from tests.agent.simulated import Host, folder_in_memory
+from tests.agent.simulated import Host
 
 CAN = ["resume", "batch_size", "learning_rate"]
 WHOLE = {"initial": 4, "min": 1, "max": 5}
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    root = folder_in_memory()
-    value = Host(root)
-    yield value
-    value.close()
-    shutil.rmtree(root)
 
 
 def go_on(host: Host, seconds: float, progress: float = 0.1) -> None:
