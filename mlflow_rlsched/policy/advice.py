@@ -15,7 +15,7 @@ import numpy as np
 
 from mlflow_rlsched.config.keys import Reward as Weights
 from mlflow_rlsched.policy import goodput as model
-from mlflow_rlsched.policy.action import Action
+from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, GPU_DELTAS, Action
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import Advice, Array
 from mlflow_rlsched.policy.interval import Interval
@@ -27,6 +27,13 @@ from mlflow_rlsched.policy.stability import noise_scale
 from mlflow_rlsched.policy.state import State
 
 PREFIX = "goodput."
+
+BACK = 0.1
+"""Gain in goodput from which one goes back to fewer devices that were measured to be better."""
+
+ENOUGH = 3
+"""Measurements of a setting from which it counts as measured."""
+
 _COLUMNS = ("gpus", "batch", "seconds", "count")
 _SMOOTH = 0.3
 _RUN = np.zeros(1, int)
@@ -118,6 +125,31 @@ class Knowledge:
         situation = _situation(interval, history, limits, Weights())
         changes = (np.array([action.gpu_delta]), np.array([action.batch_factor]))
         return float(model.gain(self.parameters, situation, *changes, per_node)[0])
+
+    def way_back(
+        self, interval: Interval, history: History, limits: Limits, per_node: float
+    ) -> tuple[Action, float] | None:
+        """The step towards fewer devices that were measured to be better than those held.
+
+        What more devices bring is foretold before they are there, and across nodes for the first
+        time; once it was measured, what did not come true is taken back.
+
+        Returns:
+            The step and its gain in goodput, at least ``BACK``; None where there is none.
+        """
+        gpus, seen = interval.setting.gpus, self.timings.count[0] >= ENOUGH
+        fewer = seen & (self.timings.gpus[0] < gpus) & (self.timings.gpus[0] >= limits.gpus_min)
+        if not fewer.any() or not (seen & (self.timings.gpus[0] == gpus)).any():
+            return None
+        situation = _situation(interval, history, limits, Weights())
+        gains = model.gains_measured(self.parameters, self.timings, situation, per_node)[0]
+        best = int(np.where(fewer, gains, -math.inf).argmax())
+        if gains[best] < BACK:
+            return None
+        towards = float(self.timings.batch[0, best]) / float(situation.batch[0])
+        delta = max(int(self.timings.gpus[0, best]) - gpus, GPU_DELTAS[0])
+        factor = min(max(towards, FACTOR_MIN), FACTOR_MAX) if "batch_size" in interval.can else 1.0
+        return Action(delta, factor), float(gains[best])
 
 
 def _step_seconds(interval: Interval, history: History) -> float | None:

@@ -287,6 +287,18 @@ def gain(
     return found
 
 
+def gains_measured(
+    parameters: Array, timings: Timings, situation: Situation, per_node: PerNode = np.inf
+) -> Array:
+    """(R, 16) relative gain in goodput of going to each setting that was measured."""
+    s = situation
+    logs = np.log(timings.seconds)
+    after = _log_worth(timings.batch, logs, s)
+    before = _log_goodput(parameters, s.gpus[:, None], s.batch[:, None], s, per_node)
+    found: Array = np.expm1(np.clip(after - before, -20, 20))
+    return np.where(timings.count > 0, found, -1.0)
+
+
 def _score(parameters: Array, gpus: Array, batch: Array, s: Situation, per_node: PerNode) -> Array:
     goodput = _log_goodput(parameters, gpus, batch, s, per_node)
     score: Array = s.alpha[:, None] * goodput - s.beta[:, None] * np.log(gpus)
@@ -298,7 +310,12 @@ def _log_goodput(
 ) -> Array:
     """Of samples a second times efficiency 1 / (scale + batch), but for a constant."""
     logs, _ = _log_seconds(parameters, np.maximum(gpus, 1), batch, per_node)
+    return _log_worth(batch, logs, s)
+
+
+def _log_worth(batch: Array, log_seconds: Array, s: Situation) -> Array:
+    """The goodput of batches whose steps take so long."""
     scale = s.noise_scale[:, None]
     efficiency = np.where(np.isnan(scale), 0.0, -np.log(scale + batch))
-    goodput: Array = np.log(batch) - logs + efficiency
+    goodput: Array = np.log(batch) - log_seconds + efficiency
     return goodput

@@ -157,9 +157,10 @@ def _bound_batch(
     largest: Callable[[int], int],
     why: Callable[[int, int], str],
 ) -> None:
-    """Keep the devices that the running batch needs, then clip the batch.
+    """Keep the devices that the batch needs, then clip the batch.
 
-    The running batch counts, even where a smaller one is proposed, as a later rule may keep it.
+    What must fit is the smallest batch that one decision leads to: it is clipped to what fits, and
+    no later rule takes it back above that.
 
     Args:
         draft: What is left of the proposal.
@@ -167,10 +168,12 @@ def _bound_batch(
         largest: Largest batch that so many devices hold.
         why: The reason against a batch on so many devices.
     """
+    changes = "batch_size" in draft.interval.can and draft.interval.acknowledged
+    least = max(math.ceil(FACTOR_MIN * running), draft.batch_low) if changes else running
     wanted, held = max(1, draft.gpus), draft.before.gpus
-    if wanted < held and largest(wanted) < running:
-        enough = (devices for devices in range(wanted, held) if largest(devices) >= running)
-        draft.set_gpus(next(enough, held), f"on {wanted}, {why(running, wanted)}")
+    if wanted < held and largest(wanted) < least:
+        enough = (devices for devices in range(wanted, held) if largest(devices) >= least)
+        draft.set_gpus(next(enough, held), f"on {wanted}, {why(least, wanted)}")
     if draft.batch_size is None or "batch_size" not in draft.interval.can:
         return
     devices = max(1, draft.gpus)
@@ -218,25 +221,44 @@ def worth_a_restart(draft: Draft) -> None:
     change = draft.gpus - draft.before.gpus
     if not change:
         return
-    cost = draft.limits.restart_cost_s
-    last = draft.history.gpus_changed_at
-    if last is not None and change * draft.history.gpus_change < 0:
+    cost, left, last = draft.limits.restart_cost_s, _time_left(draft), draft.history.gpus_changed_at
+    pays = _saved(draft, left) > cost
+    if last is not None and change * draft.history.gpus_change < 0 and not (change < 0 and pays):
         rests = last + REVERSAL * cost - draft.interval.elapsed_s
         if rests > 0:
             draft.keep_gpus(f"the last change of them is not taken back for another {rests:.0f} s")
             return
-    left = _time_left(draft)
-    if draft.gpus < draft.before.gpus:
+    if change < 0:
         if left is not None and left <= cost:
             draft.keep_gpus(f"the run ends in about {left:.0f} s, a restart takes {cost:.0f} s")
+        elif not _saves_devices(draft, left):
+            draft.keep_gpus("it would save no device time, its restart included")
         return
-    gain = draft.proposal.predicted_gain
-    if gain is None or left is None:
+    if draft.proposal.predicted_gain is None or left is None:
         draft.keep_gpus("it is not known whether the change would pay for its restart")
-        return
-    saved = left * gain / (1 + gain) if gain > 0 else 0.0
-    if saved <= cost:
+    elif not pays:
+        saved = _saved(draft, left)
         draft.keep_gpus(f"it would save {saved:.0f} s, its restart costs {cost:.0f} s")
+
+
+def _saved(draft: Draft, left: float | None) -> float:
+    """Time that the change saves until the end, its restart left out; 0 where it is unknown."""
+    gain = draft.proposal.predicted_gain
+    if gain is None or left is None or gain <= 0:
+        return 0.0
+    return left * gain / (1 + gain)
+
+
+def _saves_devices(draft: Draft, left: float | None) -> bool:
+    """Whether fewer devices that the policy wants take less device time until the end.
+
+    A run whose end is unknown is taken to go on for as long as it has.
+    """
+    gain, cost = draft.proposal.predicted_gain, draft.limits.restart_cost_s
+    if gain is None or gain <= -1 or draft.proposal.action.gpu_delta >= 0:
+        return True
+    rest = draft.interval.elapsed_s if left is None else left
+    return draft.gpus * (rest / (1 + gain) + cost) < draft.before.gpus * rest
 
 
 def _time_left(draft: Draft) -> float | None:

@@ -82,7 +82,11 @@ class Ddpg:
         encoded = chosen(actor_outputs(self._arrays, inputs[None]))[0]
         noise = self._noise(history.decisions)
         encoded[-FACTORS:] = np.clip(encoded[-FACTORS:] + noise, -1, 1)
-        action = _possible(action_of(encoded), self._heads & _able(interval, limits))
+        knobs = self._heads & _able(interval, limits)
+        back = None
+        if "gpus" in knobs:
+            back = known.way_back(interval, history, limits, self._per_node)
+        action = _possible(action_of(encoded) if back is None else back[0], knobs)
         rate = None if "learning_rate" in self._heads else rate_proposal(interval, history)
         if rate is not None:
             action = with_rate(action, rate)
@@ -94,6 +98,8 @@ class Ddpg:
             # What the run itself has shown of its speed outweighs what was learned from others.
             action, gain = replace(action, batch_factor=1.0), None
         reason = _told(action, gain)
+        if back is not None:
+            reason = f"{reason}: on fewer devices {back[1]:+.0%} was measured"
         if rate is not None:
             reason = f"{reason}; {rate.reason}"
         proposal = Proposal(action, reason, gain, notes, inputs=seen, noise=noise)

@@ -1,20 +1,24 @@
 """The learning-rate rule of ``rules``: down when the loss is not calm, up as far as it pays.
 
 Whether a rate is too small cannot be read off a training: a loss falls by the same law, only
-slower. So the rule *tries*: it raises the rate by four steps of 20 % (by eight while the loss has
-not begun to fall), compares how fast the loss falls with what was to be expected, and goes on from
-there or takes it all back. What was taken back is not tried again for a while that doubles every
-time, and the next trial goes the other way. A rate at which the loss was not calm is a ceiling:
-nothing is tried near it any more, and a raise that met it is taken back as a whole, since just
-below it a training may hardly learn.
+slower. So the rule *tries*: it raises the rate by two steps of 20 %, compares how fast the loss
+falls with what was to be expected, and goes on from there by four steps, or takes it all back. What
+was taken back is not tried again for a while that grows every time, and the next trial goes the
+other way. A rate at which the loss was not calm is a ceiling: nothing is tried near it any more,
+and a raise that met it is taken back as a whole, since just below it a training may hardly learn.
+
+The first steps are small since most users' rates are not far off: from a good rate a small raise
+costs little and meets no edge. A loss that falls at once when the rate is lowered is no proof, as
+there is less noise at a lower rate: such a trial always lasts to its end.
 
 How fast a loss falls, and how sure that is, is said by ``speed``; a trial goes on until the
 difference is clear, or for ``LONGEST`` intervals.
 
 Nothing is risked where nothing is to be gained: not before the loss has begun to fall (a warm-up
-is the user's), not when little of it is left, and not near the end. A lower rate is tried only
-where there is a reason: near a ceiling, above the user's own rate, or when the loss has not begun
-to fall for long, as what never learnt may have too high a rate as well as too low a one.
+is the user's), not once it has fallen and no longer clearly does, not when little of it is left,
+and not near the end. A lower rate is tried only where there is a reason: near a ceiling, above the
+user's own rate, or when the loss has not begun to fall for long, as what never learnt may have too
+high a rate as well as too low a one.
 """
 
 from __future__ import annotations
@@ -31,9 +35,12 @@ from mlflow_rlsched.policy.proposal import Proposal
 from mlflow_rlsched.policy.speed import Speed, heard, level_of, speed_of
 from mlflow_rlsched.policy.stability import climbed, unrest, unstable
 
-TRIAL = FACTOR_MAX**4
-FLAT_TRIAL = FACTOR_MAX**8
-"""Factor on the learning rate that is tried at once; and while the loss has not begun to fall."""
+TRIAL = FACTOR_MAX**2
+FURTHER = FACTOR_MAX**4
+RESCUE = FACTOR_MAX**8
+"""Factor on the learning rate that is tried first; after a trial that paid, or upwards while the
+loss has not begun to fall; and downwards then, as a rate at which nothing is learnt may be far too
+high."""
 
 UNMOVED = 0.9
 """Level of the loss over its first value above which the training has not really begun."""
@@ -51,6 +58,9 @@ FIRST_WAIT = 4
 LONGEST_WAIT = 64
 """Decisions after a setback before the learning rate goes up again: doubled every time."""
 
+RARER = 0.5
+"""Part of all decisions so far that is waited at least after the second trial in vain."""
+
 CLEAR = 2.0
 """Standard errors from which the loss clearly falls."""
 
@@ -62,7 +72,9 @@ LONGEST = 10
 """Intervals that a speed rests on, at least and at most."""
 
 PATIENCE = 30
-"""Decisions until a loss that has not begun to fall may need another rate."""
+EARLY = 0.1
+"""Decisions, and progress where it is known, until a loss that has not begun to fall may need
+another rate."""
 
 RESTLESS = 6.0
 """Range of the newest losses, in usual spreads, from which one that does not fall is not calm."""
@@ -151,17 +163,17 @@ def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal
         return Proposal(Action(), "too few losses since the last change to judge by", None, notes)
     unmoved = seen.level > UNMOVED * (history.loss_first or 0.0) and not clear
     reason = _why_not(seen, clear, history)
-    if reason is None and unmoved and history.decisions < PATIENCE:
-        reason = "the loss has not begun to fall"
+    if reason is None and not clear:
+        reason = _why_not_unclear(unmoved, history)
     if reason is not None:
         return Proposal(Action(), f"calm; {reason}", None, notes)
-    size = FLAT_TRIAL if unmoved else TRIAL
-    near = factor * size > _highest(notes)
+    raised, lowered = (FURTHER, RESCUE) if unmoved else (TRIAL, TRIAL)
+    near = factor * raised > _highest(notes)
     # Lower first: it does no harm to what has not learnt.
     down = near or (notes.get("down", float(unmoved)) and (unmoved or factor > _CLOSE))
     if near and factor * NEAR < _highest(notes):
         return Proposal(Action(), "calm below a rate at which the loss was not", None, notes)
-    notes |= {"good": factor, "last": factor, "size": 1 / size if down else size}
+    notes |= {"good": factor, "last": factor, "size": 1 / lowered if down else raised}
     notes |= _known(speed, notes, history)
     told = "calm" if clear else "the loss does not fall"
     text = f"{told}: trying a {'lower' if down else 'higher'} learning rate"
@@ -183,6 +195,15 @@ def _why_not(seen: Signals, clear: bool, history: History) -> str | None:
     return None
 
 
+def _why_not_unclear(unmoved: bool, history: History) -> str | None:
+    """Why no trial begins while the loss does not clearly fall, if so."""
+    if not unmoved:
+        return "the loss no longer clearly falls"
+    if history.decisions < PATIENCE or 0 < (history.progress or 0.0) < EARLY:
+        return "the loss has not begun to fall"
+    return None
+
+
 def _go_on(
     factor: float, interval: Interval, history: History, notes: dict[str, float]
 ) -> Proposal:
@@ -191,6 +212,7 @@ def _go_on(
     if notes.get("back"):
         return _return(factor, notes, "going back to the learning rate before the trial")
     if size > 1 and (why := _shoots_up(interval, history)) is not None:
+        notes["ceiling"] = min(notes.get("ceiling", math.inf), factor)
         return _take_back(factor, history, notes, why)
     left = good * size / factor  # factor that is left to go
     there = left < _CLOSE if size > 1 else left > 1 / _CLOSE
@@ -208,7 +230,8 @@ def _go_on(
     clear = speed.value > SURE * speed.error
     sure = clear and _as_low(notes, history)
     open_yet = abs(more) < unsure or (more > 0 and not sure)
-    if speed.intervals < FEWEST or (open_yet and speed.intervals < LONGEST):
+    fewest = FEWEST if size > 1 else LONGEST
+    if speed.intervals < fewest or (open_yet and speed.intervals < LONGEST):
         return Proposal(Action(), "waiting for what the other learning rate does", None, notes)
     told = (
         f"the loss falls with power {speed.value:.2f} of the samples,"
@@ -221,7 +244,7 @@ def _go_on(
     text = f"the {'higher' if size > 1 else 'lower'} learning rate pays ({told})"
     notes |= {"good": factor, "home": factor, "down": float(size < 1)}
     notes |= _known(speed, notes, history)
-    notes["size"] = TRIAL if size > 1 else 1 / TRIAL
+    notes["size"] = FURTHER if size > 1 else 1 / FURTHER
     seen = signals(history.losses)
     why_not = seen is None or _why_not(seen, True, history) is not None
     if why_not or factor * notes["size"] > _highest(notes):
@@ -263,6 +286,8 @@ def _as_low(notes: Mapping[str, float], history: History) -> bool:
 def _take_back(factor: float, history: History, notes: dict[str, float], why: str) -> Proposal:
     failed = notes.get("failed", 0) + 1
     wait = min(FIRST_WAIT * 2**failed, LONGEST_WAIT)
+    if failed > 1:
+        wait = max(wait, math.ceil(RARER * history.decisions))
     notes |= {"back": 1.0, "failed": failed, "until": history.decisions + wait}
     notes["down"] = float(notes["size"] > 1)
     which = "higher" if notes["size"] > 1 else "lower"

@@ -146,8 +146,9 @@ class _Draft:
         )
 
     def _bound_batch(self, largest: Callable[[Floats], Floats]) -> None:
+        least = np.maximum(np.ceil(FACTOR_MIN * self.before.batch), self.batch_low)
         for _ in range(GPU_DELTAS[-1]):
-            short = (self.gpus < self.before.gpus) & (largest(self.gpus) < self.before.batch)
+            short = (self.gpus < self.before.gpus) & (largest(self.gpus) < least)
             self.gpus = self.gpus + short
         most = np.maximum(largest(self.gpus), self.batch_low)
         self.batch_high = np.fmin(self.batch_high, most)
@@ -163,13 +164,17 @@ class _Draft:
             out=np.full(len(elapsed), np.nan),
             where=progress > 0,
         )
-        gain = actions.predicted_gain
+        gain, cost = actions.predicted_gain, bounds.restart_s
         saved = np.where(gain > 0, left * gain / (1 + gain), np.where(np.isnan(gain), gain, 0.0))
+        pays = saved > cost  # false where either is unknown
         change = self.gpus - self.before.gpus
-        since = elapsed - history.gpus_changed_at
-        self.keep_gpus((change * history.gpus_change < 0) & (since < REVERSAL * bounds.restart_s))
-        self.keep_gpus((self.gpus < self.before.gpus) & (left <= bounds.restart_s))
-        pays = saved > bounds.restart_s  # false where either is unknown
+        back = (change * history.gpus_change < 0) & ~((change < 0) & pays)
+        self.keep_gpus(back & (elapsed - history.gpus_changed_at < REVERSAL * cost))
+        fewer = self.gpus < self.before.gpus
+        rest = np.where(np.isnan(left), elapsed, left)
+        after = self.gpus * (np.divide(rest, 1 + gain, where=gain > -1, out=rest.copy()) + cost)
+        vain = (actions.gpu_delta < 0) & (gain > -1) & (after >= self.before.gpus * rest)
+        self.keep_gpus(fewer & ((left <= cost) | vain))
         self.keep_gpus((self.gpus > self.before.gpus) & ~pays)
 
     def calm_before_growth(self, restless: Flags) -> None:

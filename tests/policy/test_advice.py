@@ -8,7 +8,7 @@ import pytest
 
 from mlflow_rlsched.config.keys import Reward as Weights
 from mlflow_rlsched.policy.action import Action, Setting
-from mlflow_rlsched.policy.advice import Goodput, Knowledge
+from mlflow_rlsched.policy.advice import ENOUGH, Goodput, Knowledge
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.goodput import SLOTS
 from mlflow_rlsched.policy.history import History
@@ -146,3 +146,40 @@ def test_goodput_raises_a_batch_that_is_far_too_small() -> None:
     assert (setting.batch_size or 0) > 8 * 32
     assert "the goodput model (error" in decisions[3].proposal.reason
     assert decisions[3].proposal.predicted_gain == pytest.approx(0.18, abs=0.05)
+
+
+def back(known: Knowledge, **changes: object) -> tuple[Action, float] | None:
+    told = interval(setting=Setting(3, 64), **changes)
+    return known.way_back(told, History(), LIMITS, INF)
+
+
+SLOWER = [(1.0, 1, 32)] * ENOUGH + [(4.0, 3, 64)] * ENOUGH
+"""32 samples a second on one device, and 16 on three."""
+
+
+def test_what_more_devices_did_not_bring_is_taken_back() -> None:
+    found = back(taught(*SLOWER))
+    assert found is not None
+    action, gain = found
+    assert action == Action(-2, 0.8)
+    assert gain == pytest.approx(1.0, abs=0.1)
+    fixed_batch = back(taught(*SLOWER), can=frozenset({"resume"}))
+    assert fixed_batch is not None
+    assert fixed_batch[0] == Action(-2, 1.0)
+
+
+@pytest.mark.parametrize(
+    "timings",
+    [
+        [],
+        SLOWER[1:],
+        SLOWER[:-1],
+        [(1.0, 1, 32)] * ENOUGH + [(1.9, 3, 64)] * ENOUGH,  # hardly slower
+        [(1.0, 4, 32)] * ENOUGH + [(4.0, 3, 64)] * ENOUGH,  # more devices were faster
+    ],
+    ids=["nothing", "too little before", "too little after", "no matter", "more devices"],
+)
+def test_only_what_was_measured_to_be_better_is_gone_back_to(
+    timings: list[tuple[float, int, int]],
+) -> None:
+    assert back(taught(*timings)) is None

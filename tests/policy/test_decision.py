@@ -180,7 +180,7 @@ def test_the_record_holds_everything_and_is_json() -> None:
 def test_the_history_survives_a_file_and_decides_alike() -> None:
     noise = random.Random(3)
     losses = [
-        [2 * 0.9**i + noise.gauss(0, 0.01) for i in range(5 * n, 5 * n + 5)] for n in range(20)
+        [2 * 0.97**i + noise.gauss(0, 0.01) for i in range(5 * n, 5 * n + 5)] for n in range(20)
     ]
     through, anew = Series(), Series()
     for some in losses:

@@ -14,7 +14,7 @@ from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.rate import LONGEST, SURE, TRIAL, rate_proposal
+from mlflow_rlsched.policy.rate import FEWEST, FURTHER, LONGEST, SURE, TRIAL, rate_proposal
 from mlflow_rlsched.policy.speed import speed_of
 from tests.policy.builders import SETTING, Series, interval, reports
 from tests.policy.toy import train
@@ -108,6 +108,7 @@ def test_a_trial_whose_loss_explodes_is_taken_back_before_there_is_a_trend(
     proposal = rate_proposal(interval(setting=setting, reports=reports(losses)), history)
     assert (proposal.action.lr_factor < 1) == over
     assert ("climbed from 0.5 to 1.3): taken back" in proposal.reason) == over
+    assert proposal.notes.get("ceiling") == (1.44 if over else None)
 
 
 def sums_of(points: list[tuple[float, float]]) -> dict[str, float]:
@@ -165,3 +166,64 @@ def test_nothing_is_tried_near_the_end_but_beyond_a_plan_no_end_is_known(
     proposal = rate_proposal(interval(), history)
     assert ("near its end" in proposal.reason) == near
     assert ("trying a higher" in proposal.reason) != near
+
+
+def falling(level: float, spread: float, **changes: object) -> History:
+    """Losses round ``level`` of the first one, none of which is clearly below the one before."""
+    losses = [2 * level + spread * (-1) ** n for n in range(LONGEST)]
+    points = [(0.1 * n, loss / losses[0]) for n, loss in enumerate(losses)]
+    notes = sums_of(points) | {"speed.x0": math.log(1000.0), "speed.y0": losses[0]}
+    values: dict[str, object] = {
+        "notes": notes | {"speed.changed": History().lr_changed_at},
+        "samples": 1000.0 * math.exp(points[-1][0]),
+        "losses": tuple(
+            (1000.0 * math.exp(x), y) for (x, _), y in zip(points, losses, strict=True)
+        ),
+        "loss_first": 2.0,
+        "decisions": 100,
+        "progress": 0.5,
+    }
+    return History(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("level", "progress", "says"),
+    [
+        (0.3, 0.5, "the loss no longer clearly falls"),
+        (1.0, 0.05, "the loss has not begun to fall"),
+        (1.0, 0.5, "the loss does not fall: trying a lower learning rate"),
+        (1.0, None, "the loss does not fall: trying a lower learning rate"),
+    ],
+)
+def test_what_has_learnt_and_no_longer_does_is_left_alone(
+    level: float, progress: float | None, says: str
+) -> None:
+    history = falling(level, 0.01, progress=progress)
+    assert says in rate_proposal(interval(), history).reason
+
+
+@pytest.mark.parametrize(("size", "judged"), [(TRIAL, True), (1 / TRIAL, False)])
+def test_a_lower_rate_is_judged_at_the_end_of_its_trial_only(size: float, judged: bool) -> None:
+    """Losses that fall fast and surely from the first one on."""
+    points = [(0.1 * n, 1 - 0.1 * n) for n in range(FEWEST)]
+    trial = {"good": 1.0, "last": size, "size": size, "expected": 0.1, "error": 0.01}
+    notes = trial | sums_of(points) | {"speed.changed": History().lr_changed_at}
+    notes |= {"speed.x0": math.log(1000.0), "speed.y0": 1.0}
+    losses = tuple((1000.0 * math.exp(x), y) for x, y in [(0.0, 1.0)] * 3 + points)
+    history = History(notes=notes, samples=1500.0, losses=losses, loss_first=2.0)
+    setting = replace(SETTING, lr_factor=size, lr_scale=size)
+    proposal = rate_proposal(interval(setting=setting), history)
+    assert ("pays (" in proposal.reason) == judged
+    assert ("waiting" in proposal.reason) != judged
+    assert proposal.notes.get("size") == (FURTHER if judged else size)
+
+
+@pytest.mark.parametrize(("failed", "until"), [(0.0, 108), (1.0, 150), (3.0, 164)])
+def test_trials_in_vain_become_rarer(failed: float, until: int) -> None:
+    trial = {"good": 1.0, "last": 1.2, "size": TRIAL, "expected": 0.1, "error": 0.01, "asked": 1.0}
+    notes = trial | {"failed": failed, "speed.changed": History().lr_changed_at}
+    setting = replace(SETTING, lr_factor=1.2, lr_scale=1.2)
+    history = History(notes=notes, decisions=100)
+    proposal = rate_proposal(interval(setting=setting), history)
+    assert "it cannot go further" in proposal.reason
+    assert proposal.notes["until"] == until
