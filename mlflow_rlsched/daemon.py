@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import pwd
 import re
 import signal
-import socket
 import sys
 import termios
 import time
@@ -25,7 +23,7 @@ from typing import Any
 
 from mlflow_rlsched import __version__, processes, protocol
 from mlflow_rlsched.filelock import FileLock
-from mlflow_rlsched.sharing import SQLITE, is_shared
+from mlflow_rlsched.sharing import SQLITE, agents_dir, is_shared
 
 IDLE_TIMEOUT_S = 60
 REPLACE_WAIT_S = 30.0
@@ -51,6 +49,17 @@ def user_name() -> str:
         return str(os.getuid())
 
 
+def agent_folder(store: str) -> Path:
+    """Where the agent of a store keeps its files on this host, and this user the key that signs.
+
+    Beside the store, so that it is one whatever ``RLSCHED_HOME`` says. Where users share the store
+    an administrator has made a folder for each.
+    """
+    if is_shared(store):
+        return agents_dir(store) / user_name()
+    return Path(store.removeprefix(SQLITE) + "-agent")
+
+
 class AgentFiles:
     """The folder of one store's agent on this host.
 
@@ -61,12 +70,7 @@ class AgentFiles:
 
     def __init__(self, store: str, folder: Path | None = None) -> None:
         self.store = store
-        if folder is None and store.startswith(SQLITE) and not is_shared(store):
-            folder = Path(store.removeprefix(SQLITE) + "-agent")
-        elif folder is None:
-            key = hashlib.sha256(store.encode()).hexdigest()[:16]
-            folder = home() / "agents" / f"{socket.gethostname()}-{key}"
-        self.folder = folder
+        self.folder = folder = folder or agent_folder(store)
         self.lock = FileLock(folder / "lock")
         self.log = folder / "agent.log"
         self.held = folder / "held"

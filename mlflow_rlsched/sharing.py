@@ -31,17 +31,32 @@ def requests_dir(store: str) -> Path:
     return Path(store.removeprefix(SQLITE) + "-requests")
 
 
-def why_unsafe(path: Path) -> str | None:
-    """Why the shared store in this file cannot be used safely, and what to do; None when it can."""
+def agents_dir(store: str) -> Path:
+    """Where each user of a shared store has a folder, which an administrator made, next to it."""
+    return Path(store.removeprefix(SQLITE) + "-agents")
+
+
+def why_unsafe(path: Path, own: Path) -> str | None:
+    """Why a shared store cannot be used safely, and what to do; None when it can.
+
+    Args:
+        path: Its file.
+        own: The folder of this user beside it.
+    """
     if os.geteuid() == 0:
         return (
             "it is shared, and root does not open what others write, nor could its users make anew"
             " what SQLite removes for root: use another account (`sudo -H -u NAME rlsched …`)"
         )
-    for folder in path.parents:
+    if not _is_private(own):
+        return (
+            "it is shared, and there is no folder of yours:"
+            f" `sudo install -d -m 0700 -o {own.name} {own}` ({HOW_TO})"
+        )
+    for folder in own.parents:
         status = folder.stat()
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if folder != path.parent and status.st_mode & stat.S_ISVTX:
+        if folder not in (own.parent, path.parent) and status.st_mode & stat.S_ISVTX:
             others_write = 0  # what they do not own in there they cannot move
         if others_write or status.st_uid not in (0, os.geteuid()):
             return (
@@ -56,3 +71,13 @@ def why_unsafe(path: Path) -> str | None:
         if not stat.S_ISREG(status.st_mode) or status.st_mode & stat.S_IWOTH:
             return f"it is shared, and {file} is no file of a group alone: {HOW_TO}"
     return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether that is a folder of this user's that nobody else can look into."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)

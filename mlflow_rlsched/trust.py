@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlflow_rlsched.daemon import home, user_name
+from mlflow_rlsched.daemon import agent_folder, user_name
 from mlflow_rlsched.sharing import is_shared, requests_dir
 from mlflow_rlsched.store import Task, TaskSpec
 
@@ -45,10 +45,11 @@ def queue_time(before: Task | None) -> float:
     return now if before is None else max(now, math.nextafter(before.submitted_at, math.inf))
 
 
-def proofs_of_submission(spec: TaskSpec, priority: int, now: float) -> dict[str, str]:
+def proofs_of_submission(store: str, spec: TaskSpec, priority: int, now: float) -> dict[str, str]:
     """Signatures of a submission to a shared store by its user.
 
     Args:
+        store: URL of the store.
         spec: What is submitted.
         priority: Its priority.
         now: When it is queued.
@@ -56,11 +57,11 @@ def proofs_of_submission(spec: TaskSpec, priority: int, now: float) -> dict[str,
     Raises:
         OSError: The user's key cannot be read or made.
     """
-    signature = sign(_specification(spec))
+    signature = sign(store, _specification(spec))
     return {
         SPEC: signature,
-        QUEUE: sign(statement(QUEUE, spec.run_id, now, signature)),
-        PRIORITY: sign(statement(PRIORITY, spec.run_id, now, priority)),
+        QUEUE: sign(store, statement(QUEUE, spec.run_id, now, signature)),
+        PRIORITY: sign(store, statement(PRIORITY, spec.run_id, now, priority)),
     }
 
 
@@ -98,7 +99,7 @@ def prove(store: str, task: Task, text: str) -> str:
     if not is_shared(store):
         return ""
     if task.spec.user == user_name():
-        return sign(text)
+        return sign(store, text)
     _vouch(requests_dir(store), text)
     return ""
 
@@ -118,24 +119,24 @@ def prove_request(store: str, task: Task, what: str, value: Any) -> str:
     return prove(store, task, statement(what, task.run_id, task.submitted_at, value))
 
 
-def is_signed_submission(task: Task) -> bool:
+def is_signed_submission(store: str, task: Task) -> bool:
     """Whether this user's key signed the specification of a task."""
-    return is_signed(_specification(task.spec), task.proofs.get(SPEC))
+    return is_signed(store, _specification(task.spec), task.proofs.get(SPEC))
 
 
-def sign(text: str) -> str:
+def sign(store: str, text: str) -> str:
     """This user's signature of a text.
 
     Raises:
         OSError: The user's key cannot be read or made.
     """
-    return hmac.new(_key(), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(_key(store), text.encode(), hashlib.sha256).hexdigest()
 
 
-def is_signed(text: str, signature: object) -> bool:
+def is_signed(store: str, text: str, signature: object) -> bool:
     """Whether that is this user's signature of the text."""
     return isinstance(signature, str) and hmac.compare_digest(
-        sign(text).encode(), signature.encode()
+        sign(store, text).encode(), signature.encode()
     )
 
 
@@ -168,8 +169,8 @@ def _specification(spec: TaskSpec) -> str:
     return json.dumps(json.loads(json.dumps(asdict(spec))), sort_keys=True)
 
 
-def _key() -> bytes:
-    path = home() / "key"
+def _key(store: str) -> bytes:
+    path = agent_folder(store) / "key"
     try:
         return _read_key(path)
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_rlsched.daemon import user_name
 from mlflow_rlsched.sharing import SIDE_FILES, SQLITE
 
 NOBODY = 65534
@@ -29,6 +31,9 @@ def shared_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         os.seteuid(NOBODY)
     try:
         (root / "pool" / "pool.db-requests").mkdir(parents=True)
+        (root / "pool" / "pool.db-agents").mkdir()
+        for name in {user_name(), pwd.getpwuid(os.geteuid()).pw_name}:
+            (root / "pool" / "pool.db-agents" / name).mkdir(0o700)
         for end in ("", *SIDE_FILES):
             file = root / "pool" / f"pool.db{end}"
             file.touch()

@@ -6,12 +6,13 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlflow_rlsched import trust
-from mlflow_rlsched.daemon import home, user_name
+from mlflow_rlsched.daemon import agent_folder, user_name
 from mlflow_rlsched.sharing import requests_dir
 from mlflow_rlsched.store import Task, open_store
 from tests.task_specs import make_spec
@@ -19,23 +20,32 @@ from tests.task_specs import make_spec
 SAID = trust.statement(trust.CANCEL, "a", 5.0, "carol")
 
 
-def test_one_key_is_made_whoever_comes_first() -> None:
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+def key_of(url: str) -> Path:
+    return agent_folder(url) / "key"
+
+
+def test_one_key_is_made_whoever_comes_first(url: str) -> None:
     with ThreadPoolExecutor(8) as pool:
-        signatures = set(pool.map(trust.sign, ["text"] * 32))
+        signatures = set(pool.map(partial(trust.sign, url), ["text"] * 32))
     assert len(signatures) == 1
-    assert [file.name for file in home().iterdir()] == ["key"]
-    status = (home() / "key").stat()
+    assert list(key_of(url).parent.iterdir()) == [key_of(url)]
+    status = key_of(url).stat()
     assert (stat.S_IMODE(status.st_mode), status.st_size) == (0o600, trust.KEY_BYTES)
 
 
-def test_a_signature_is_of_a_text_and_a_key() -> None:
-    signature = trust.sign("text")
-    assert trust.is_signed("text", signature)
-    assert not trust.is_signed("another", signature)
+def test_a_signature_is_of_a_text_and_a_key(url: str) -> None:
+    signature = trust.sign(url, "text")
+    assert trust.is_signed(url, "text", signature)
+    assert not trust.is_signed(url, "another", signature)
     for wrong in ("", None, 5, "ä", signature.upper()):
-        assert not trust.is_signed("text", wrong)
-    (home() / "key").unlink()
-    assert not trust.is_signed("text", signature)
+        assert not trust.is_signed(url, "text", wrong)
+    key_of(url).unlink()
+    assert not trust.is_signed(url, "text", signature)
 
 
 @pytest.mark.parametrize(
@@ -45,46 +55,45 @@ def test_a_signature_is_of_a_text_and_a_key() -> None:
         (lambda key: key.write_bytes(b"short"), "is no key"),
     ],
 )
-def test_a_key_that_is_none_is_refused_in_a_sentence(spoil: object, words: str) -> None:
-    trust.sign("text")
-    spoil(home() / "key")  # type: ignore[operator]
+def test_a_key_that_is_none_is_refused_in_a_sentence(url: str, spoil: object, words: str) -> None:
+    trust.sign(url, "text")
+    spoil(key_of(url))  # type: ignore[operator]
     with pytest.raises(trust.TrustError, match=words):
-        trust.sign("text")
+        trust.sign(url, "text")
 
 
-def test_in_a_store_of_ones_own_nothing_is_proven_and_no_key_needed(tmp_path: Path) -> None:
-    task = submitted(tmp_path)
-    (home() / "key").chmod(0o640)
-    assert trust.prove(f"sqlite:///{tmp_path}/store.db", task, SAID) == ""
-    assert set(trust.proofs_of_retry(f"sqlite:///{tmp_path}/store.db", task, 6.0).values()) == {""}
+def test_in_a_store_of_ones_own_nothing_is_proven_and_no_key_needed(url: str) -> None:
+    task = submitted(url)
+    key_of(url).chmod(0o640)
+    assert trust.prove(url, task, SAID) == ""
+    assert set(trust.proofs_of_retry(url, task, 6.0).values()) == {""}
 
 
-def submitted(tmp_path: Path, now: float = 5.0) -> Task:
+def submitted(url: str, now: float = 5.0) -> Task:
     spec = make_spec("a", user=user_name(), device_limit=("0", "1"))
-    with closing(open_store(f"sqlite:///{tmp_path}/store.db")) as store:
-        store.submit(spec, 3, now, trust.proofs_of_submission(spec, 3, now))
-    with closing(open_store(f"sqlite:///{tmp_path}/store.db")) as store:
+    with closing(open_store(url)) as store:
+        store.submit(spec, 3, now, trust.proofs_of_submission(url, spec, 3, now))
+    with closing(open_store(url)) as store:
         task = store.get("a")
     assert task is not None
     return task
 
 
-def test_a_submission_is_signed_as_the_store_gives_it_back(tmp_path: Path) -> None:
-    task = submitted(tmp_path)
-    assert trust.is_signed_submission(task)
+def test_a_submission_is_signed_as_the_store_gives_it_back(url: str) -> None:
+    task = submitted(url)
+    assert trust.is_signed_submission(url, task)
     signature = task.proofs[trust.SPEC]
     queued = trust.statement(trust.QUEUE, "a", task.submitted_at, signature)
-    assert trust.is_signed(queued, task.proofs[trust.QUEUE])
+    assert trust.is_signed(url, queued, task.proofs[trust.QUEUE])
     priority = trust.statement(trust.PRIORITY, "a", task.submitted_at, task.priority)
-    assert trust.is_signed(priority, task.proofs[trust.PRIORITY])
-    assert not trust.is_signed(
-        trust.statement(trust.PRIORITY, "a", 6.0, 3), task.proofs[trust.PRIORITY]
-    )
+    assert trust.is_signed(url, priority, task.proofs[trust.PRIORITY])
+    another = trust.statement(trust.PRIORITY, "a", 6.0, 3)
+    assert not trust.is_signed(url, another, task.proofs[trust.PRIORITY])
 
 
-def test_a_task_is_queued_later_than_before_whatever_the_clock_says(tmp_path: Path) -> None:
-    assert trust.queue_time(submitted(tmp_path)) > 1e9
-    far = submitted(tmp_path / "..", now=1e11)
+def test_a_task_is_queued_later_than_before_whatever_the_clock_says(url: str) -> None:
+    assert trust.queue_time(submitted(url)) > 1e9
+    far = submitted(f"{url}-2", now=1e11)
     assert trust.queue_time(far) > 1e11
 
 

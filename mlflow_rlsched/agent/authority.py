@@ -51,10 +51,10 @@ class Authority:
         if not self._shared or self._believed.get(task.run_id) == said:
             return None
         user = task.spec.user
-        if not trust.is_signed_submission(task):
+        if not trust.is_signed_submission(self._url, task):
             return (
-                f"{user} did not sign it with the key of this RLSCHED_HOME: somebody else who can"
-                " write the store made or changed it, or it is older than the sharing of the store"
+                f"{user} did not sign it: somebody else who can write the store made or changed it,"
+                " or it is older than the sharing of the store"
             )
         if not is_sound(task):
             return f"somebody other than {user} wrote what cannot be of it into the store"
@@ -95,7 +95,7 @@ class Authority:
             text = "run %s: nobody who may set its priority %s did: it is %s again"
             _logger.warning(text, task.run_id, task.priority, asked)
             said = trust.statement(trust.PRIORITY, task.run_id, task.submitted_at, asked)
-            self._store.prioritize(task.run_id, asked, trust.sign(said))
+            self._store.prioritize(task.run_id, asked, trust.sign(self._url, said))
         return self._store.get(task.run_id) or task
 
     def over(self, task: Task) -> None:
@@ -112,7 +112,7 @@ class Authority:
     def _is_cancelled(self, task: Task) -> bool:
         said = trust.statement(trust.CANCEL, task.run_id, task.submitted_at, task.cancel_by)
         by = [name for name in self._administrators() if name == task.cancel_by]
-        return trust.is_signed(said, task.proofs.get(trust.CANCEL)) or trust.is_vouched(
+        return trust.is_signed(self._url, said, task.proofs.get(trust.CANCEL)) or trust.is_vouched(
             self._url, said, by
         )
 
@@ -121,7 +121,7 @@ class Authority:
         return self._is_proven(task, trust.PRIORITY, said)
 
     def _is_proven(self, task: Task, what: str, said: str) -> bool:
-        return trust.is_signed(said, task.proofs.get(what)) or trust.is_vouched(
+        return trust.is_signed(self._url, said, task.proofs.get(what)) or trust.is_vouched(
             self._url, said, self._administrators()
         )
 

@@ -167,7 +167,7 @@ def check_sharing(url: str) -> Finding:
 
     try:
         rules = pool_rules()
-        trust.sign("")
+        trust.sign(url, "")
     except (ConfigError, OSError) as error:
         return Finding("sharing", False, str(error), "do what it says")
     if not requests_dir(url).is_dir():

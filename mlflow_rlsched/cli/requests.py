@@ -52,7 +52,7 @@ def _check(url: str, task: Task) -> None:
         raise click.ClickException(
             f"{_name(task)} is of {owner}: only {owner} or an administrator ({others}) may ask that"
         )
-    if owner == me and not trust.is_signed_submission(task):
+    if owner == me and not trust.is_signed_submission(url, task):
         raise click.ClickException(
             f"{_name(task)} was not signed by you: somebody else wrote it into the store, and no"
             " agent starts it"

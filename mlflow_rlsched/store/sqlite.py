@@ -16,6 +16,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DatabaseError, IntegrityError, ProgrammingError
 from sqlalchemy.pool import QueuePool
 
+from mlflow_rlsched.daemon import agent_folder
 from mlflow_rlsched.filelock import FileLock
 from mlflow_rlsched.sharing import is_shared, why_unsafe
 from mlflow_rlsched.store.interface import StoreError, StoreGone
@@ -110,7 +111,7 @@ class SqliteDatabase:
         try:
             refuse_network(self.path, MOUNTS)
             self._shared = is_shared(url)
-            if self._shared and (why := why_unsafe(self.path)):
+            if self._shared and (why := why_unsafe(self.path, agent_folder(url))):
                 raise StoreError(f"store {self.path}: {why}; or {REMEDY}")
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = _make(self.path)

@@ -65,8 +65,9 @@ def submit(request: Request, shield: Callable[[], None]) -> tuple[Task, RunConfi
                     tracking.begin(client, run.info.run_id, spec.recorded_params)
                 spec = settled(run, spec, announcement)
                 now = queue_time(store.get(spec.run_id))
-                shared = is_shared(config.store)
-                proofs = proofs_of_submission(spec, config.priority, now) if shared else {}
+                proofs = {}
+                if is_shared(config.store):
+                    proofs = proofs_of_submission(config.store, spec, config.priority, now)
                 task = store.submit(spec, config.priority, now, proofs)
             except BaseException as error:
                 with contextlib.suppress(Exception):  # or else the next agent does it

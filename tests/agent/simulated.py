@@ -259,7 +259,9 @@ class Host:
             config=config.model_dump(mode="json"),
         )
         now = self.clock.time()
-        self.store.submit(spec, priority, now, proofs_of_submission(spec, priority, now))
+        self.store.submit(
+            spec, priority, now, proofs_of_submission(self._files.store, spec, priority, now)
+        )
         self._can[run_id] = list(can)
         return run_id
 

@@ -35,11 +35,11 @@ def authority(shared_url: str, store: Store, administrators: list[str]) -> Autho
     return Authority(shared_url, store, True, lambda: administrators)
 
 
-def submit(store: Store, priority: int = 3, now: float = 5.0, **changes: Any) -> Task:
+def submit(url: str, store: Store, priority: int = 3, now: float = 5.0, **changes: Any) -> Task:
     folder = home() / "runs" / "a"
     folder.mkdir(parents=True, exist_ok=True)
     spec = make_spec("a", user=user_name(), run_dir=str(folder), **changes)
-    proofs = trust.proofs_of_submission(spec, priority, now)
+    proofs = trust.proofs_of_submission(url, spec, priority, now)
     return store.submit(spec, priority, now, proofs)
 
 
@@ -62,10 +62,20 @@ def reopened(url: str) -> Task:
         return task_of(store)
 
 
-def test_what_its_user_submitted_is_believed(store: Store, authority: Authority) -> None:
-    submit(store)
+def test_what_its_user_submitted_is_believed(
+    shared_url: str, store: Store, authority: Authority
+) -> None:
+    submit(shared_url, store)
     assert authority.why_refused(task_of(store)) is None
     assert authority.checked(task_of(store)) == task_of(store)
+
+
+def test_also_from_another_home(
+    shared_url: str, store: Store, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(shared_url, store)
+    monkeypatch.setenv("RLSCHED_HOME", str(home() / "another"))
+    assert authority.why_refused(task_of(store)) is None
 
 
 def test_in_a_store_of_ones_own_everything_is(shared_url: str, store: Store) -> None:
@@ -88,7 +98,7 @@ def test_what_nobody_signed_is_refused(
 def test_a_changed_specification_is_refused(
     shared_url: str, store: Store, authority: Authority, change: dict[str, Any]
 ) -> None:
-    submit(store)
+    submit(shared_url, store)
     with closing(sqlite3.connect(shared_url.removeprefix("sqlite:///"))) as connection, connection:
         for key, value in change.items():
             connection.execute(f"UPDATE tasks SET spec = json_set(spec, '$.{key}', ?)", (value,))
@@ -101,7 +111,7 @@ def test_a_changed_specification_is_refused(
 def test_what_is_no_number_is_refused(
     shared_url: str, store: Store, authority: Authority, columns: dict[str, Any]
 ) -> None:
-    submit(store)
+    submit(shared_url, store)
     forge(shared_url, **columns)
     assert "cannot be of it" in (authority.why_refused(task_of(store)) or "")
 
@@ -109,7 +119,7 @@ def test_what_is_no_number_is_refused(
 def test_a_run_that_is_over_does_not_run_again_unless_that_is_signed(
     shared_url: str, store: Store, authority: Authority
 ) -> None:
-    submit(store)
+    submit(shared_url, store)
     assert authority.why_refused(task_of(store)) is None
     store.end_queued("a", DONE, 6.0)
     authority.over(task_of(store))
@@ -129,11 +139,11 @@ def test_a_run_that_is_over_does_not_run_again_unless_that_is_signed(
 def test_a_run_that_is_resumed_is_believed_and_its_older_submission_is_not(
     shared_url: str, store: Store, authority: Authority
 ) -> None:
-    old = submit(store)
+    old = submit(shared_url, store)
     store.end_queued("a", DONE, 6.0)
     authority.over(task_of(store))
     now = trust.queue_time(old)
-    submit(store, now=now, label="again")
+    submit(shared_url, store, now=now, label="again")
     assert authority.why_refused(task_of(store)) is None
     with closing(sqlite3.connect(shared_url.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE tasks SET spec = json_set(spec, '$.label', 'quick-fox')")
@@ -146,7 +156,7 @@ def test_a_run_that_is_resumed_is_believed_and_its_older_submission_is_not(
 def test_a_cancellation_must_be_the_users_own(
     shared_url: str, store: Store, authority: Authority
 ) -> None:
-    task = submit(store)
+    task = submit(shared_url, store)
     forge(shared_url, cancel_by=user_name())
     assert authority.checked(task_of(store)).cancel_by is None
     assert task_of(store).cancel_by is None
@@ -158,7 +168,7 @@ def test_a_cancellation_must_be_the_users_own(
 def test_or_an_administrators_in_that_ones_name(
     shared_url: str, store: Store, authority: Authority, administrators: list[str]
 ) -> None:
-    task = submit(store)
+    task = submit(shared_url, store)
     me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
     said = trust.statement(trust.CANCEL, "a", task.submitted_at, me)
     trust._vouch(trust.requests_dir(shared_url), said)
@@ -172,19 +182,19 @@ def test_or_an_administrators_in_that_ones_name(
 
 
 def test_a_priority_must_be_asked_for(shared_url: str, store: Store, authority: Authority) -> None:
-    task = submit(store, config={"priority": 3})
+    task = submit(shared_url, store, config={"priority": 3})
     forge(shared_url, priority=900)
     assert authority.checked(task_of(store)).priority == 3
     assert authority.checked(task_of(store)) == task_of(store), "it is repaired"
     said = trust.statement(trust.PRIORITY, "a", task.submitted_at, 7)
-    store.prioritize("a", 7, trust.sign(said))
+    store.prioritize("a", 7, trust.sign(shared_url, said))
     assert authority.checked(task_of(store)).priority == 7
 
 
 def test_a_directory_that_is_gone_is_not_made_for_a_mark(
-    store: Store, authority: Authority
+    shared_url: str, store: Store, authority: Authority
 ) -> None:
-    task = submit(store)
+    task = submit(shared_url, store)
     Path(task.spec.run_dir).rmdir()
     authority.over(task)
     assert not Path(task.spec.run_dir).exists()

@@ -38,7 +38,7 @@ def store(shared_url: str, monkeypatch: pytest.MonkeyPatch, me: str) -> Iterator
     with closing(open_store(shared_url)) as opened:
         for name, user in (("theirs", "somebody"), ("mine", me)):
             spec = make_spec(name, user=user)
-            opened.submit(spec, 0, 5.0, trust.proofs_of_submission(spec, 0, 5.0))
+            opened.submit(spec, 0, 5.0, trust.proofs_of_submission(shared_url, spec, 0, 5.0))
         yield opened
 
 
@@ -91,13 +91,15 @@ def test_an_administrator_asks_for_what_is_anybodys(
     assert trust.is_vouched(shared_url, said, [me])
 
 
-def test_what_is_ones_own_is_signed(rlsched: Rlsched, store: Store, me: str) -> None:
+def test_what_is_ones_own_is_signed(
+    rlsched: Rlsched, shared_url: str, store: Store, me: str
+) -> None:
     assert rlsched("prioritize", "mine", "4").exit_code == 0
     assert rlsched("cancel", "mine").exit_code == 0
     task = task_of(store, "mine")
     for what, value in ((trust.PRIORITY, 4), (trust.CANCEL, me)):
         said = trust.statement(what, "mine", task.submitted_at, value)
-        assert trust.is_signed(said, task.proofs[what])
+        assert trust.is_signed(shared_url, said, task.proofs[what])
 
 
 def test_what_somebody_wrote_in_ones_name_is_not_retried(

@@ -122,6 +122,10 @@ def people() -> Iterator[dict[str, Person]]:
             subprocess.run(["install", "-m", "0660", "-g", group, os.devnull, file], check=True)
         requests = pool / "pool.db-requests"
         subprocess.run(["install", "-d", "-m", "3770", "-g", group, requests], check=True)
+        for name in names.values():
+            own = pool / "pool.db-agents" / name
+            subprocess.run(["install", "-d", "-m", "0755", own.parent], check=True)
+            subprocess.run(["install", "-d", "-m", "0700", "-o", name, own], check=True)
         (root / "pool.toml").write_text(f'administrators = ["{names["carol"]}"]\n')
         (root / "locks").mkdir()
         (root / "locks").chmod(0o1777)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_rlsched import sharing
-from mlflow_rlsched.daemon import AgentFiles, home
+from mlflow_rlsched.daemon import AgentFiles, user_name
 from mlflow_rlsched.store import AgentRecord, DeviceShare, Quarantine, StoreError, open_store
 from tests.task_specs import make_spec
 
@@ -42,9 +42,14 @@ def test_a_shared_store_works_where_no_file_can_be_made(shared_url: str) -> None
     path.parent.chmod(0o755)
 
 
-def test_an_agent_of_a_shared_store_has_its_folder_at_home(shared_url: str) -> None:
+def test_a_user_has_one_agent_in_a_shared_store_whatever_the_home(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert sharing.is_shared(shared_url)
-    assert AgentFiles(shared_url).folder.is_relative_to(home())
+    folder = AgentFiles(shared_url).folder
+    assert folder == Path(f"{path_of(shared_url)}-agents", user_name())
+    monkeypatch.setenv("RLSCHED_HOME", "/another")
+    assert AgentFiles(shared_url).folder == folder
 
 
 def spoil_folder(path: Path) -> None:
@@ -70,9 +75,34 @@ def open_to_all(path: Path) -> None:
     path.chmod(0o666)
 
 
+def own(path: Path) -> Path:
+    return Path(f"{path}-agents", user_name())
+
+
+def spoil_folder_of_agents(path: Path) -> None:
+    own(path).parent.chmod(0o1777)
+
+
+def remove_own_folder(path: Path) -> None:
+    own(path).rmdir()
+
+
+def link_own_folder(path: Path) -> None:
+    own(path).rename(path.parent / "anothers")
+    own(path).symlink_to(path.parent / "anothers")
+
+
+def open_own_folder(path: Path) -> None:
+    own(path).chmod(0o750)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
+        (spoil_folder_of_agents, "others can replace files in .*pool.db-agents"),
+        (remove_own_folder, f"no folder of yours: `sudo install -d -m 0700 -o {user_name()} "),
+        (link_own_folder, "no folder of yours"),
+        (open_own_folder, "no folder of yours"),
         (spoil_folder, "others can replace files in"),
         (spoil_folder_above, "others can replace files in"),
         (remove_log, "pool.db-wal is missing"),
