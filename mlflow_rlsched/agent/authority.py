@@ -87,7 +87,7 @@ class Authority:
         if task.cancel_by is not None and not self._is_cancelled(task):
             text = "run %s: nobody who may cancel it did, although the store names %s"
             _logger.warning(text, task.run_id, task.cancel_by)
-            self._store.dismiss_cancel(task.run_id)
+            self._store.dismiss_cancel(task)
         elif self._has_priority(task):
             return task
         else:

@@ -170,11 +170,14 @@ class Store(ABC):
 
     @abstractmethod
     def request_cancel(self, run_id: str, by: str, proof: str = "") -> bool:
-        """Ask for a task's end; False when it is final already. The first ``by`` is kept."""
+        """Ask for a task's end; False when it is final already.
+
+        The last request is kept: the one before may be forged, and the agent dismiss it.
+        """
 
     @abstractmethod
-    def dismiss_cancel(self, run_id: str) -> None:
-        """Take back a request to cancel a task that is not final."""
+    def dismiss_cancel(self, task: Task) -> None:
+        """Take back the request that this task shows, unless it is final or was asked another."""
 
     @abstractmethod
     def prioritize(self, run_id: str, priority: int, proof: str = "") -> bool:

@@ -182,16 +182,16 @@ class SqlStore(SqlHosts, Store):
     @writes
     def request_cancel(self, connection: Connection, run_id: str, by: str, proof: str = "") -> bool:
         task = self._read.one(connection, run_id)
-        if task is None or task.state.final:
+        if task is None:
             return False
-        if task.cancel_by is None:
-            proofs = to_text({**task.proofs, "cancel": proof})
-            change_task(connection, run_id, UNFINISHED, cancel_by=by, proofs=proofs)
-        return True
+        proofs = to_text({**task.proofs, "cancel": proof})
+        return change_task(connection, run_id, UNFINISHED, cancel_by=by, proofs=proofs)
 
     @writes
-    def dismiss_cancel(self, connection: Connection, run_id: str) -> None:
-        change_task(connection, run_id, UNFINISHED, cancel_by=None)
+    def dismiss_cancel(self, connection: Connection, task: Task) -> None:
+        now = self._read.one(connection, task.run_id)
+        if now is not None and _cancellation(now) == _cancellation(task):
+            change_task(connection, task.run_id, UNFINISHED, cancel_by=None)
 
     @writes
     def prioritize(
@@ -328,3 +328,8 @@ class SqlStore(SqlHosts, Store):
         limit: int | None = None,
     ) -> list[tuple[int, Transition]]:
         return find(connection, run_id, after, limit)
+
+
+def _cancellation(task: Task) -> tuple[str | None, str | None]:
+    """Who asked for a task's end, and what proves it."""
+    return task.cancel_by, task.proofs.get("cancel")

@@ -165,6 +165,17 @@ def test_a_cancellation_must_be_the_users_own(
     assert authority.checked(task_of(store)).cancel_by == user_name()
 
 
+@pytest.mark.parametrize("name", ["somebody", user_name()])
+def test_one_counts_that_comes_after_a_forged_one(
+    shared_url: str, store: Store, authority: Authority, name: str
+) -> None:
+    task = submit(shared_url, store)
+    forge(shared_url, cancel_by=name)
+    said = trust.statement(trust.CANCEL, "a", task.submitted_at, user_name())
+    assert store.request_cancel("a", user_name(), trust.prove(shared_url, task, said))
+    assert authority.checked(task_of(store)).cancel_by == user_name()
+
+
 def test_or_an_administrators_in_that_ones_name(
     shared_url: str, store: Store, authority: Authority, administrators: list[str]
 ) -> None:

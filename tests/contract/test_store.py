@@ -162,12 +162,12 @@ def test_untracked_tasks_are_final_ones_pinned_to_the_host_or_run_there(store: S
 # Requests of people
 
 
-def test_the_first_who_cancels_is_kept(store: Store) -> None:
+def test_the_last_who_cancels_is_kept(store: Store) -> None:
     submit(store, "a")
     assert store.request_cancel("a", "ada")
     assert store.request_cancel("a", "bob")
     task = read(store, "a")
-    assert (task.cancel_by, task.state) == ("ada", State.QUEUED)
+    assert (task.cancel_by, task.state) == ("bob", State.QUEUED)
 
 
 @pytest.mark.parametrize(

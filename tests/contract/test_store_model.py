@@ -143,7 +143,7 @@ class Lives(RuleBasedStateMachine):
         task = self.model[run_id]
         assert self.store.request_cancel(run_id, by) == (task.state in UNFINISHED)
         if task.state in UNFINISHED:
-            task.cancel_by = task.cancel_by or by
+            task.cancel_by = by
 
     @rule(run_id=tasks, priority=st.integers(-1, 1))
     def prioritize(self, run_id: str, priority: int) -> None:

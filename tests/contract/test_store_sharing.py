@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mlflow_rlsched.store import Outlook, Store
 from tests.contract.steps import AGAIN, FAILED, GPU, read, submit
 from tests.task_specs import make_spec
@@ -15,8 +17,8 @@ def test_proofs_are_kept_with_what_they_prove(store: Store) -> None:
     store.prioritize("a", 5, "p5")
     store.request_cancel("a", "ada", "c")
     store.request_cancel("a", "ben", "c2")
-    assert read(store, "a").cancel_by == "ada"
-    assert read(store, "a").proofs == FIRST | {"priority": "p5", "cancel": "c"}
+    assert read(store, "a").cancel_by == "ben"
+    assert read(store, "a").proofs == FIRST | {"priority": "p5", "cancel": "c2"}
 
 
 def test_a_retry_brings_its_own_proofs_and_ends_the_cancellation(store: Store) -> None:
@@ -33,12 +35,24 @@ def test_a_cancellation_can_be_dismissed_until_the_end(store: Store) -> None:
     submit(store, "a", "b")
     for run_id in ("a", "b"):
         store.request_cancel(run_id, "ada")
-    store.dismiss_cancel("a")
+    store.dismiss_cancel(read(store, "a"))
+    seen = read(store, "b")
     store.end_queued("b", FAILED, 2.0)
-    store.dismiss_cancel("b")
-    store.dismiss_cancel("nobody")
+    store.dismiss_cancel(seen)
     assert read(store, "a").cancel_by is None
     assert read(store, "b").cancel_by == "ada"
+
+
+@pytest.mark.parametrize("another", [("ben", "c"), ("ada", "c2")])
+def test_only_the_cancellation_that_was_seen_is_dismissed(
+    store: Store, another: tuple[str, str]
+) -> None:
+    submit(store, "a")
+    store.request_cancel("a", "ada", "c")
+    seen = read(store, "a")
+    store.request_cancel("a", *another)
+    store.dismiss_cancel(seen)
+    assert read(store, "a").cancel_by == another[0]
 
 
 def test_outlooks_are_of_attempts_that_have_not_ended(store: Store) -> None:
