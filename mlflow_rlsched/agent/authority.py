@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from mlflow_rlsched import protocol, trust
 from mlflow_rlsched.store import Ending, State, Store, Task
@@ -58,11 +59,8 @@ class Authority:
             )
         if not is_sound(task):
             return f"somebody other than {user} wrote what cannot be of it into the store"
-        queue = trust.statement(
-            trust.QUEUE, task.run_id, task.submitted_at, proofs.get(trust.SPEC, "")
-        )
         was_over = not task.state.final and task.submitted_at <= _over_at(task)
-        if was_over or not self._is_proven(task, trust.QUEUE, queue):
+        if was_over or not self._is_queued(task):
             return f"it was over, and neither {user} nor an administrator queued it again"
         if not task.state.final:
             self._believed[task.run_id] = said
@@ -110,20 +108,29 @@ class Authority:
             protocol.write_json(Path(task.spec.run_dir) / MARK, mark)
 
     def _is_cancelled(self, task: Task) -> bool:
-        said = trust.statement(trust.CANCEL, task.run_id, task.submitted_at, task.cancel_by)
         by = [name for name in self._administrators() if name == task.cancel_by]
-        return trust.is_signed(self._url, said, task.proofs.get(trust.CANCEL)) or trust.is_vouched(
-            self._url, said, by
-        )
+        return self._is_proven(task, trust.CANCEL, task.cancel_by, by)
+
+    def _is_queued(self, task: Task) -> bool:
+        signed = task.proofs.get(trust.SPEC, "")
+        return self._is_proven(task, trust.QUEUE, signed, self._administrators())
 
     def _has_priority(self, task: Task) -> bool:
-        said = trust.statement(trust.PRIORITY, task.run_id, task.submitted_at, task.priority)
-        return self._is_proven(task, trust.PRIORITY, said)
+        return self._is_proven(task, trust.PRIORITY, task.priority, self._administrators())
 
-    def _is_proven(self, task: Task, what: str, said: str) -> bool:
-        return trust.is_signed(self._url, said, task.proofs.get(what)) or trust.is_vouched(
-            self._url, said, self._administrators()
-        )
+    def _is_proven(self, task: Task, what: str, value: Any, by: Collection[str]) -> bool:
+        """Whether the user, or an administrator of these, says that of a task.
+
+        What an administrator said is signed once it was seen: it holds when its file is gone, and
+        when whoever said it administers no more.
+        """
+        said = trust.statement(what, task.run_id, task.submitted_at, value)
+        if trust.is_signed(self._url, said, task.proofs.get(what)):
+            return True
+        if not trust.is_vouched(self._url, said, by):
+            return False
+        self._store.replace_proof(task, what, trust.sign(self._url, said))
+        return True
 
 
 def is_sound(task: Task) -> bool:

@@ -191,6 +191,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def replace_proof(self, task: Task, what: str, proof: str) -> None:
+        """Replace a proof of a task; not where it is final, or that proof is another by now."""
+
+    @abstractmethod
     def running_attempts(self, host: str) -> list[Attempt]:
         """Attempts of a host that have not ended."""
 

@@ -232,6 +232,13 @@ class SqlStore(SqlHosts, Store):
             proofs=to_text(kept | dict(proofs or {})),
         )
 
+    @writes
+    def replace_proof(self, connection: Connection, task: Task, what: str, proof: str) -> None:
+        now = self._read.one(connection, task.run_id)
+        if now is not None and now.proofs.get(what) == task.proofs.get(what):
+            proofs = to_text({**now.proofs, what: proof})
+            change_task(connection, task.run_id, UNFINISHED, proofs=proofs)
+
     # Attempts
 
     @writes

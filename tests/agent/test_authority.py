@@ -202,6 +202,39 @@ def test_a_priority_must_be_asked_for(shared_url: str, store: Store, authority: 
     assert authority.checked(task_of(store)).priority == 7
 
 
+def ask_as_administrator(url: str, what: str, value: Any, queued_at: float) -> None:
+    trust._vouch(trust.requests_dir(url), trust.statement(what, "a", queued_at, value))
+
+
+def forget_requests(url: str) -> None:
+    for file in trust.requests_dir(url).iterdir():
+        file.unlink()
+
+
+def test_what_an_administrator_asked_for_holds_without_the_files_once_it_was_believed(
+    shared_url: str, store: Store, authority: Authority, administrators: list[str]
+) -> None:
+    submit(shared_url, store)
+    store.end_queued("a", Ending(State.FAILED, "user_error", ""), 6.0)
+    me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
+    administrators.append(me)
+    signed = task_of(store).proofs[trust.SPEC]
+    for what, value in ((trust.QUEUE, signed), (trust.PRIORITY, 3), (trust.PRIORITY, 7)):
+        ask_as_administrator(shared_url, what, value, 8.0)
+    store.retry("a", 8.0, {trust.QUEUE: "", trust.PRIORITY: ""})
+    store.prioritize("a", 7)
+    ask_as_administrator(shared_url, trust.CANCEL, me, 8.0)
+    store.request_cancel("a", me)
+    assert authority.why_refused(task_of(store)) is None
+    assert authority.checked(task_of(store)).cancel_by == me
+    forget_requests(shared_url)
+    administrators.clear()
+    later = Authority(shared_url, store, True, lambda: administrators)
+    assert later.why_refused(task_of(store)) is None
+    kept = later.checked(task_of(store))
+    assert (kept.cancel_by, kept.priority) == (me, 7)
+
+
 def test_a_directory_that_is_gone_is_not_made_for_a_mark(
     shared_url: str, store: Store, authority: Authority
 ) -> None:

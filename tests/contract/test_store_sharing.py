@@ -55,6 +55,20 @@ def test_only_the_cancellation_that_was_seen_is_dismissed(
     assert read(store, "a").cancel_by == another[0]
 
 
+def test_a_proof_is_replaced_unless_it_changed_since(store: Store) -> None:
+    seen = store.submit(make_spec("a"), 0, 1.0, FIRST)
+    store.replace_proof(seen, "queue", "q2")
+    assert read(store, "a").proofs == FIRST | {"queue": "q2"}
+    seen = read(store, "a")
+    store.prioritize("a", 5, "p5")
+    store.replace_proof(seen, "priority", "p0")
+    assert read(store, "a").proofs == FIRST | {"queue": "q2", "priority": "p5"}
+    seen = read(store, "a")
+    store.end_queued("a", FAILED, 2.0)
+    store.replace_proof(seen, "queue", "q3")
+    assert read(store, "a").proofs["queue"] == "q2"
+
+
 def test_outlooks_are_of_attempts_that_have_not_ended(store: Store) -> None:
     submit(store, "a", "b", "c", host=None)
     store.claim("a", "here", [GPU], 1.0)
