@@ -21,7 +21,7 @@ import pwd
 import secrets
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,13 @@ from mlflow_rlsched.store import Task, TaskSpec
 KEY_BYTES = 32
 SPEC, QUEUE, PRIORITY, CANCEL = "spec", "queue", "priority", "cancel"
 """What proofs prove: the specification, that it was queued at that time, its priority, its end."""
+
+
+LONGEST = 4096
+"""Bytes of a request, at most."""
+
+DRAFT_S = 3600.0
+"""Age at which what is no request is none that is just being written."""
 
 
 class TrustError(OSError):
@@ -146,20 +153,59 @@ def is_vouched(store: str, text: str, users: Collection[str]) -> bool:
     Others could have written a file that they may write, and put one of these users' own here
     that says something else: so only what its owner alone can write counts, for what it says.
     """
-    digest = _digest(text)
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        file = os.open(requests_dir(store) / digest, flags)
-    except OSError:
+        status, said = _read(requests_dir(store) / _digest(text))
+    except (OSError, ValueError):
         return False
+    return (
+        not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        and status.st_uid in _numbers(users)
+        and said == text
+    )
+
+
+def remove_answered(store: str, is_over: Callable[[str, float], bool]) -> None:
+    """Remove the requests of administrators that ask for nothing any more.
+
+    Those of a turn that is over, and what cannot be read as a request: where it is not just being
+    written. What is of a turn that the store does not know yet is kept: a command first leaves
+    its request, and then queues the run.
+
+    Args:
+        store: URL of the store.
+        is_over: Whether a run waits and runs no more, or again, that was queued at a time.
+
+    Raises:
+        OSError: The folder cannot be read, or a file not be removed.
+    """
+    for path in requests_dir(store).iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another agent removes them too
+            if _is_answered(path, is_over):
+                path.unlink()
+
+
+def _is_answered(path: Path, is_over: Callable[[str, float], bool]) -> bool:
+    try:
+        _, run_id, queued_at, _ = json.loads(_read(path)[1])
+        return is_over(str(run_id), float(queued_at))
+    except (OSError, ValueError, TypeError, RecursionError):
+        status = path.lstat()
+        return not stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime > DRAFT_S
+
+
+def _read(path: Path) -> tuple[os.stat_result, str]:
+    """A file in a folder where others may have put anything, and what it says.
+
+    Raises:
+        OSError: It is no file, or cannot be read.
+        ValueError: It says what no request says.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(file)
-        return (
-            stat.S_ISREG(status.st_mode)
-            and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            and status.st_uid in _numbers(users)
-            and os.read(file, len(digest) + 1) == digest.encode()
-        )
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no file")
+        return status, os.read(file, LONGEST).decode()
     finally:
         os.close(file)
 
@@ -211,12 +257,12 @@ def _vouch(folder: Path, text: str) -> None:
     digest = _digest(text)
     draft = folder / f".{digest}.{secrets.token_hex(8)}"
     try:
-        _write(draft, digest.encode(), 0o644)
+        _write(draft, text.encode(), 0o644)
         os.replace(draft, folder / digest)
     except OSError as error:
         raise TrustError(
             f"an administrator's requests are files in {folder}, where none can be made:"
-            f" {error.strerror}; `sudo install -d -m 3770 -g GROUP {folder}`"
+            f" {error.strerror}; `sudo install -d -m 0770 -g GROUP {folder}`"
         ) from error
 
 

@@ -147,5 +147,5 @@ def test_a_file_that_others_could_have_put_there_proves_nothing(
 def test_an_administrator_without_a_folder_for_requests_is_told_what_to_do(shared_url: str) -> None:
     requests_dir(shared_url).rmdir()
     task = Task(make_spec("a", user="somebody"), None, 0, 5.0, 1)  # type: ignore[arg-type]
-    with pytest.raises(trust.TrustError, match="sudo install -d -m 3770 -g GROUP"):
+    with pytest.raises(trust.TrustError, match="sudo install -d -m 0770 -g GROUP"):
         trust.prove(shared_url, task, SAID)

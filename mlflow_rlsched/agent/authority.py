@@ -107,6 +107,22 @@ class Authority:
             mark = {"queued_at": task.submitted_at}
             protocol.write_json(Path(task.spec.run_dir) / MARK, mark)
 
+    def remove_answered(self) -> None:
+        """Remove the requests of administrators that are of no use to anybody any more."""
+        if not self._shared:
+            return
+        try:
+            trust.remove_answered(self._url, self._is_over)
+        except OSError as error:
+            _logger.warning("old administrators' requests stay where they are: %s", error)
+
+    def _is_over(self, run_id: str, queued_at: float) -> bool:
+        """Whether a run waits and runs no more, or again, that was queued at that time."""
+        task = self._store.get(run_id)
+        if task is None or task.submitted_at > queued_at:
+            return True
+        return task.submitted_at == queued_at and task.state.final
+
     def _is_cancelled(self, task: Task) -> bool:
         by = [name for name in self._administrators() if name == task.cancel_by]
         return self._is_proven(task, trust.CANCEL, task.cancel_by, by)

@@ -47,6 +47,7 @@ PASS_S = 5.0
 SAMPLE_S = 5.0
 REGISTER_S = 10.0
 UPLOAD_S = 600.0
+REQUESTS_S = 3600.0
 STOP_S = 10.0
 
 _UNFINISHED = (State.QUEUED, State.RUNNING)
@@ -130,6 +131,7 @@ class Agent:
         self._every(REGISTER_S, self._register)
         self._every(SAMPLE_S, self._sample)
         self._every(UPLOAD_S, self._upload)
+        self._every(REQUESTS_S, self._authority.remove_answered)
         at_once = woken or ended or self._drained or self.pause_s(PASS_S) == 0.0
         crowded = bool(self._scheduling.blocked)
         self._every(PASS_S, self._schedule, at_once)

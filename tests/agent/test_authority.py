@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -180,7 +182,7 @@ def test_or_an_administrators_in_that_ones_name(
     shared_url: str, store: Store, authority: Authority, administrators: list[str]
 ) -> None:
     task = submit(shared_url, store)
-    me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
+    me = trust.pwd.getpwuid(os.geteuid()).pw_name  # whom the kernel vouches for
     said = trust.statement(trust.CANCEL, "a", task.submitted_at, me)
     trust._vouch(trust.requests_dir(shared_url), said)
     store.request_cancel("a", me)
@@ -216,7 +218,7 @@ def test_what_an_administrator_asked_for_holds_without_the_files_once_it_was_bel
 ) -> None:
     submit(shared_url, store)
     store.end_queued("a", Ending(State.FAILED, "user_error", ""), 6.0)
-    me = trust.pwd.getpwuid(trust.os.geteuid()).pw_name  # whom the kernel vouches for
+    me = trust.pwd.getpwuid(os.geteuid()).pw_name  # whom the kernel vouches for
     administrators.append(me)
     signed = task_of(store).proofs[trust.SPEC]
     for what, value in ((trust.QUEUE, signed), (trust.PRIORITY, 3), (trust.PRIORITY, 7)):
@@ -233,6 +235,54 @@ def test_what_an_administrator_asked_for_holds_without_the_files_once_it_was_bel
     assert later.why_refused(task_of(store)) is None
     kept = later.checked(task_of(store))
     assert (kept.cancel_by, kept.priority) == (me, 7)
+
+
+def test_requests_are_removed_when_the_turn_that_they_are_of_is_over(
+    shared_url: str, store: Store, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(shared_url, store)  # at 5.0
+    folder = trust.requests_dir(shared_url)
+
+    def left(*queued_at: float) -> int:
+        for each in queued_at:
+            ask_as_administrator(shared_url, trust.CANCEL, "carol", each)
+        authority.remove_answered()
+        return len(list(folder.iterdir()))
+
+    assert left(4.0) == 0, "of an earlier turn"
+    assert left(5.0) == 1, "of this turn"
+    assert left(6.0) == 2, "of the next one, which a command is just about to begin"
+    store.end_queued("a", Ending(State.FAILED, "user_error", ""), 6.0)
+    assert left() == 1
+    store.retry("a", 6.0)
+    assert left() == 1
+    store.end_queued("a", DONE, 7.0)
+    assert left() == 0
+    trust._vouch(folder, trust.statement(trust.CANCEL, "nobody", 5.0, "carol"))
+    assert left() == 0, "of no run at all"
+    assert not caplog.records
+    folder.rmdir()
+    authority.remove_answered()
+    assert "administrators' requests" in caplog.text
+
+
+def test_what_is_no_request_is_removed_when_it_is_old(
+    shared_url: str, authority: Authority
+) -> None:
+    folder = trust.requests_dir(shared_url)
+    names = ("torn", "long", "fifo", "link", "folder")
+    (folder / "torn").write_text('["cancel", "a"')
+    (folder / "long").write_text("[" * 100_000)
+    os.mkfifo(folder / "fifo")
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "folder").mkdir()
+    authority.remove_answered()
+    assert sorted(file.name for file in folder.iterdir()) == sorted(names), "just being written"
+    old = time.time() - 2 * trust.DRAFT_S
+    for name in names:
+        os.utime(folder / name, (old, old), follow_symlinks=False)
+    authority.remove_answered()
+    assert [file.name for file in folder.iterdir()] == ["folder"]
 
 
 def test_a_directory_that_is_gone_is_not_made_for_a_mark(

@@ -67,6 +67,10 @@ class SharedHost(Host):
             now = trust.queue_time(task)
             assert self.store.retry(run_id, now, trust.proofs_of_retry(url, task, now))
 
+    def requests(self) -> list[Path]:
+        """Files of administrators' requests."""
+        return list(trust.requests_dir(self._files.store).iterdir())
+
     def close(self) -> None:
         for agent in self._agents.values():
             self.agent = agent
@@ -252,9 +256,15 @@ def test_what_an_administrator_queued_again_is_adopted_by_the_next_agent(
     host.retry_for(adas)
     host.tick_of("ada")
     assert host.running() == {adas}
+    assert len(host.requests()) == 2
     host.kill_agent_of("ada")
     host.tick_of("ada")
     assert host.running() == {adas}
+    host.end(host.training_of(adas), 0)
+    host.tick_of("ada")
+    host.work(3601)
+    host.tick_of("ada")
+    assert host.requests() == []
 
 
 # Leases and outlooks

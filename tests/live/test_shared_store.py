@@ -121,7 +121,7 @@ def people() -> Iterator[dict[str, Person]]:
             file = pool / f"pool.db{end}"
             subprocess.run(["install", "-m", "0660", "-g", group, os.devnull, file], check=True)
         requests = pool / "pool.db-requests"
-        subprocess.run(["install", "-d", "-m", "3770", "-g", group, requests], check=True)
+        subprocess.run(["install", "-d", "-m", "0770", "-g", group, requests], check=True)
         for name in names.values():
             own = pool / "pool.db-agents" / name
             subprocess.run(["install", "-d", "-m", "0755", own.parent], check=True)
