@@ -109,20 +109,26 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def with_environment(name: str, value: str) -> list[int]:
-    """Living processes of this user whose initial environment holds ``name=value``."""
-    wanted = f"{name}={value}".encode()
-    found = []
+def environments(name: str) -> dict[int, str]:
+    """What a variable is in the initial environments of other living processes of this user."""
+    start = f"{name}=".encode()
+    found = {}
     for pid in _pids():
         try:
-            if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            if os.stat(f"/proc/{pid}").st_uid != os.getuid() or pid == os.getpid():
                 continue
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if wanted in entries and pid != os.getpid() and _stat(pid) is not None:
-            found.append(pid)
+        values = [entry.removeprefix(start) for entry in entries if entry.startswith(start)]
+        if values and _stat(pid) is not None:
+            found[pid] = os.fsdecode(values[0])
     return found
+
+
+def with_environment(name: str, value: str) -> list[int]:
+    """Other living processes of this user whose initial environment holds ``name=value``."""
+    return [pid for pid, found in environments(name).items() if found == value]
 
 
 def send(pids: Iterable[int], number: int) -> None:

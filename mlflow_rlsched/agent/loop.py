@@ -26,6 +26,7 @@ from mlflow_rlsched.agent.preemption import PREEMPTED
 from mlflow_rlsched.agent.ranking import RESIZED
 from mlflow_rlsched.agent.recovery import decide
 from mlflow_rlsched.agent.scheduling import Scheduling
+from mlflow_rlsched.agent.strays import Strays
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.telemetry import Sampler, Target
 from mlflow_rlsched.agent.telling import Teller
@@ -87,6 +88,7 @@ class Agent:
             self._store, self._host, self._user, self._is_shared, self._configs, self._waiting
         )
         self._running: dict[str, Supervised] = {}
+        self._strays = Strays(self._executor, files.folder)
         self._scheduling = Scheduling(
             self._user,
             self._offers,
@@ -164,7 +166,7 @@ class Agent:
 
     def has_work(self) -> bool:
         """Whether a task of our user on this host is not over."""
-        if self._running:
+        if self._running or self._strays.are_left():
             return True
         first = self._store.tasks(_UNFINISHED, self._host, 1)
         ours = [task.spec.user == self._user for task in first]
@@ -206,6 +208,14 @@ class Agent:
             with _contained(task.run_id):
                 if not self._authority.refuses(task):
                     self._adopt(task)
+        self._end_strays()
+
+    def _end_strays(self) -> None:
+        """End what runs on although others took its task out of the store, or changed it."""
+        if self._is_shared:
+            tasks = self._tasks([State.RUNNING])
+            known = {protocol.attempt_dir(Path(t.spec.run_dir), t.attempt) for t in tasks}
+            self._strays.end(known | {s.folder for s in self._running.values()})
 
     def _adopt(self, task: Task) -> None:
         """Look after a running attempt from now on."""
@@ -354,9 +364,12 @@ class Agent:
         ready = []
         for task in [task for task in tasks if task.spec.user == self._user]:
             with _contained(task.run_id):
-                if task.run_id not in self._running and self._authority.refuses(task):
-                    continue
-                if task.state is State.RUNNING:
+                if task.run_id in self._running:
+                    self._pass_running(self._authority.checked(task))
+                elif self._authority.refuses(task):
+                    self._end_strays()
+                elif task.state is State.RUNNING:
+                    self._adopt(task)
                     self._pass_running(self._authority.checked(task))
                 elif self._pass_waiting(self._authority.checked(task)):
                     ready.append(task)
@@ -365,8 +378,6 @@ class Agent:
         self._tracker.watch(s.run_id for s in self._running.values() if s.can is None)
 
     def _pass_running(self, task: Task) -> None:
-        if task.run_id not in self._running:
-            self._adopt(task)
         if task.cancel_by is not None:
             self._stop(self._running[task.run_id], "cancelled")
 

@@ -95,6 +95,20 @@ class LocalExecutor:
         if owner is not None:
             owner.signal(signal.SIGTERM)
 
+    def alive(self, agent: Path) -> dict[Path, protocol.AttemptSpec]:
+        """Attempts of an agent that have processes of this user, by their directories.
+
+        Args:
+            agent: The agent's folder.
+        """
+        found = {}
+        for folder in map(Path, set(processes.environments(ATTEMPT_VARIABLE).values())):
+            with contextlib.suppress(ValueError):  # whatever that is, it is no attempt
+                spec = protocol.AttemptSpec.read(folder)
+                if spec.agent_dir == str(agent):
+                    found[folder] = spec
+        return found
+
     def age_s(self, folder: Path) -> float:
         """Seconds that an attempt has been running; 0 when its shim does not live."""
         since = (protocol.read_json(folder / "shim.json") or {}).get("since")

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -106,6 +106,7 @@ class Training:
         exit: How it ended, or None while it lives.
         asked: Why its shim was asked to end it, and until when.
         has_spoken: Whether it said what it can do.
+        user: Whose processes these are.
     """
 
     spec: protocol.AttemptSpec
@@ -114,6 +115,7 @@ class Training:
     exit: protocol.Exit | None = None
     asked: tuple[str, float] | None = None
     has_spoken: bool = False
+    user: str = field(default_factory=lambda: loop.user_name())
 
     @property
     def run_id(self) -> str:
@@ -326,6 +328,9 @@ class Host:
         if training is not None:
             first, until = training.asked or (reason, self.clock.now + grace_s)
             training.asked = first, min(until, self.clock.now + grace_s)
+
+    def alive(self, agent: Path) -> dict[Path, protocol.AttemptSpec]:
+        return {each.folder: each.spec for each in self.live() if each.user == loop.user_name()}
 
     def age_s(self, folder: Path) -> float:
         training = self.trainings.get(folder)

@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -66,6 +67,17 @@ class SharedHost(Host):
             patch.setattr(trust, "user_name", lambda: "an administrator")
             now = trust.queue_time(task)
             assert self.store.retry(run_id, now, trust.proofs_of_retry(url, task, now))
+
+    def agent_of(self, user: str) -> loop.Agent:
+        agent = self._agents[user]
+        assert agent is not None
+        return agent
+
+    def forge(self, statement: str, *values: Any) -> None:
+        """Write into the store by other means than ``rlsched``."""
+        path = self._files.store.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement, values)
 
     def requests(self) -> list[Path]:
         """Files of administrators' requests."""
@@ -241,6 +253,52 @@ def test_what_is_forged_is_refused_by_the_agent_of_whom_it_pretends_to_be(host: 
     task = host.store.get("forged")
     assert task is not None
     assert (task.state, task.exit_reason, task.attempt) == (State.FAILED, "forged", 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE tasks SET proofs = '{}'",
+        "UPDATE tasks SET state = 'failed'",
+        "UPDATE tasks SET spec = json_set(spec, '$.user', 'bob')",
+        "UPDATE tasks SET spec = json_set(spec, '$.run_dir', '/tmp')",
+        "DELETE FROM tasks",
+    ],
+)
+def test_what_runs_is_ended_when_the_store_knows_it_no_more_as_its_users_own(
+    host: SharedHost, change: str
+) -> None:
+    adas = host.submit(user="ada")
+    host.submit(user="bob", can=["resume"])
+    host.tick_of("ada")
+    host.tick_of("bob")
+    training = host.training_of(adas)
+    host.kill_agent_of("ada")
+    host.forge(f"{change} WHERE run_id = ?", adas)
+    host.tick_of("ada")
+    assert training.asked is not None
+    assert training.asked[0] == "forged"
+    host.tick_of("ada")
+    assert [each.run_id for each in host.live() if each.asked] == [adas], "Bob's agent has Bob's"
+    agent = host.agent_of("ada")
+    assert agent.has_work(), "until it has ended"
+    host.work(60)
+    host.tick_of("ada")
+    assert not agent.has_work()
+
+
+def test_what_runs_is_not_started_once_more_because_somebody_wrote_that_it_waits(
+    host: SharedHost,
+) -> None:
+    adas = host.submit(user="ada")
+    host.tick_of("ada")
+    training = host.training_of(adas)
+    host.forge("UPDATE tasks SET state = 'queued' WHERE run_id = ?", adas)
+    host.tick_of("ada")
+    assert host.training_of(adas) is training
+    host.end(training, 0)
+    host.tick_of("ada")
+    assert host.training_of(adas).spec.attempt == 2
 
 
 def test_what_an_administrator_queued_again_is_adopted_by_the_next_agent(

@@ -43,6 +43,17 @@ def test_killed_shim_is_buried_with_all_its_processes(attempt: Attempt) -> None:
     assert (attempt.folder / "void").exists()
 
 
+def test_what_lives_is_found_by_its_processes_and_its_agent(attempt: Attempt) -> None:
+    attempt.start("bash", "-c", "echo x > up; sleep 600")
+    attempt.wrote("up")
+    later = LocalExecutor(os.environ)
+    assert later.alive(attempt.agent) == {attempt.folder: protocol.AttemptSpec.read(attempt.folder)}
+    assert later.alive(attempt.agent / "another") == {}
+    later.stop(attempt.folder, "forged", 5.0)
+    assert attempt.ended().reason == "forged"
+    assert later.alive(attempt.agent) == {}
+
+
 def test_late_shim_of_a_void_attempt_gives_up(attempt: Attempt) -> None:
     attempt.folder.mkdir(parents=True)
     (attempt.folder / "void").touch()
