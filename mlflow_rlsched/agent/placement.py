@@ -70,11 +70,19 @@ class Plan:
         grants: Tasks that start now.
         waiting: Those that wait for devices, in their order; not those that their quotas hold back.
         scene: What there is after the grants.
+        kinds: Of those who wait the first of each kind, as far as others may pass those before it:
+            tasks of one kind have the same user, priority and demand, so all of them have to wait
+            where the first has to.
+        promised: What the first of these that is promised anything can count on.
+        promised_to: That task.
     """
 
     grants: Sequence[Grant]
     waiting: Sequence[Task]
     scene: Scene
+    kinds: Sequence[Task] = ()
+    promised: Reservation | None = None
+    promised_to: Task | None = None
 
 
 def plan(ranking: Ranking, scene: Scene) -> Plan:
@@ -82,22 +90,26 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
     left, holdings = dict(scene.free), list(scene.holdings)
     grants: list[Grant] = []
     waiting: list[Task] = []
+    kinds: list[Task] = []
     first: Reservation | None = None  # of the first task that does not fit
+    first_task: Task | None = None
     unfit: set[Hashable] = set()  # what did not fit will not: devices only become fewer
     for task in ranking:
         config, wants = scene.configs(task), scene.wants(task)
-        blocked = first is not None and math.isinf(first.in_s)
+        blocked = first is not None and not first.devices
         if task.priority == LEARNING_PRIORITY:  # it would have to make way at once
             blocked = first is not None or bool(waiting)
         if wants.devices and blocked:
+            kinds += [] if kinds else [task]
             waiting.append(task)
             continue
         if task.exit_reason == RESIZED and task.run_id in scene.draining:
             first = Reservation(math.inf)
             continue
-        stays = first is not None and (config.timeout_s or math.inf) > first.in_s
+        is_in_the_way = first is not None and stays(config, first)
         limit = task.spec.device_limit
-        kind = (wants, config.requires, config.gpu_fraction, limit and tuple(limit), stays)
+        asks = (wants, config.requires, config.gpu_fraction, limit and tuple(limit))
+        kind = (task.spec.user, task.priority, asks, is_in_the_way)
         if kind in unfit:
             waiting.append(task)
             continue
@@ -105,13 +117,16 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
         if allowed < wants.least:
             continue
         fitting = with_room(config, wants, scene.offered(task), left)
-        if first is not None and stays:
+        if first is not None and is_in_the_way:
             fitting = [device for device in fitting if device.id not in first.devices]
         count = min(len(fitting), wants.devices, allowed)
         count -= count % wants.each
         if count < wants.least:
-            first = first or _promised(task, wants, scene, left, holdings)
+            if first is None:
+                first = _promised(task, wants, scene, left, holdings)
+                first_task = task if first is not None else None
             unfit.add(kind)
+            kinds.append(task)
             waiting.append(task)
             continue
         chosen = _chosen(fitting, count, left)
@@ -121,7 +136,12 @@ def plan(ranking: Ranking, scene: Scene) -> Plan:
         shares = tuple(DeviceShare(device.id, wants.amount) for device in chosen)
         grants.append(Grant(task, shares))
         holdings.append(Holding(task.run_id, shares, config.timeout_s or math.inf))
-    return Plan(grants, waiting, replace(scene, free=left))
+    return Plan(grants, waiting, replace(scene, free=left), kinds, first, first_task)
+
+
+def stays(config: RunConfig, promised: Reservation) -> bool:
+    """Whether a run could hold its devices still when another is to have what it is promised."""
+    return math.isinf(promised.in_s) or (config.timeout_s or math.inf) > promised.in_s
 
 
 def _chosen(fitting: Sequence[Device], count: int, left: Mapping[str, int]) -> list[Device]:
@@ -168,13 +188,19 @@ def _promised(
     left: Mapping[str, int],
     holdings: Sequence[Holding],
 ) -> Reservation | None:
-    """What a task that does not fit can count on; None while devices that it needs are missing."""
+    """What a task that does not fit can count on; None while devices that it needs are missing.
+
+    Where it is not known when it can start, any device that suits it may be the one that it gets:
+    others pass on the rest. Nobody passes one that is late.
+    """
     config, offered = scene.configs(task), scene.offered(task)
     suited = [d.id for d in offered if suits(d, config) and d.id not in scene.closed]
     found = earliest(wants, suited, left, holdings)
     if math.isinf(found.in_s) and not found.after:
         return None
-    return Reservation(math.inf) if scene.is_late(task, found.in_s) else found
+    if scene.is_late(task, found.in_s):
+        return Reservation(math.inf)
+    return replace(found, devices=suited) if math.isinf(found.in_s) else found
 
 
 def within_quota(config: RunConfig, wants: Demand, user: str, held: int) -> int:

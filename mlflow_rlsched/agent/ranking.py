@@ -60,16 +60,21 @@ class Ranking:
         weight: Callable[[Task], float] = lambda _: 1.0,
     ) -> None:
         self.weight = weight
-        self._groups: dict[_Group, deque[Task]] = {}
-        for task in sorted(tasks, key=lambda task: task.order):
-            priority = effective_priority(task, waited_s(task))
-            spec = task.spec
-            group = (task.exit_reason != RESIZED, -priority, spec.user, spec.experiment_id)
-            self._groups.setdefault(group, deque()).append(task)
+        self._waited_s = waited_s
+        self._groups = self._grouped(tasks)
         self._users: Counter[str] = Counter()
         self._experiments: Counter[tuple[str, str]] = Counter()
         for task, amount in holds:
             self.give(task, amount)
+
+    def _grouped(self, tasks: Sequence[Task]) -> dict[_Group, deque[Task]]:
+        groups: dict[_Group, deque[Task]] = {}
+        for task in sorted(tasks, key=lambda task: task.order):
+            priority = effective_priority(task, self._waited_s(task))
+            spec = task.spec
+            group = (task.exit_reason != RESIZED, -priority, spec.user, spec.experiment_id)
+            groups.setdefault(group, deque()).append(task)
+        return groups
 
     def give(self, task: Task, amount: int) -> None:
         """Count hundredths of devices that a task is given."""
@@ -89,9 +94,14 @@ class Ranking:
         """What decides among equals before their age, the least first."""
         return self.served(task), self._experiments[task.spec.user, task.spec.experiment_id]
 
-    def copy(self) -> Ranking:
-        """One to which can be given what is not given."""
+    def copy(self, tasks: Sequence[Task] = ()) -> Ranking:
+        """One to which can be given what is not given.
+
+        Args:
+            tasks: The waiting tasks that it hands out.
+        """
         other = copy(self)
+        other._groups = self._grouped(tasks)
         other._users, other._experiments = Counter(self._users), Counter(self._experiments)
         return other
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mlflow_rlsched.agent.offers import Offers
 from mlflow_rlsched.agent.others import Foreign, Others
 from mlflow_rlsched.agent.placement import Grant, Plan, plan
-from mlflow_rlsched.agent.preemption import MOST, first_of, make_way
+from mlflow_rlsched.agent.preemption import MOST, make_way
 from mlflow_rlsched.agent.ranking import RESIZED, Ranking
 from mlflow_rlsched.agent.supervision import Supervised
 from mlflow_rlsched.agent.turns import TURN_OVER, take_turns
@@ -95,21 +95,18 @@ class Scheduling:
         self.blocked = [*drained, *waiting]
 
     def _make_way(self, found: Plan, ranking: Ranking) -> None:
-        """Have running attempts make way for the first that waits: for its rank, or its turn."""
-        first = first_of(found.waiting)
-        if first is None or first.spec.user != self._user:  # its own agent asks
+        """Have running attempts make way for one that waits: for its rank, or its turn."""
+        runners, why = self._offers.runners(self._all_running()), _NEEDED
+        way = make_way(found, runners, ranking)
+        if way is None:
+            way, why = take_turns(found, self._waiting.waited_s, runners, ranking), TURN_OVER
+        if way is None or way.task.spec.user != self._user:  # its own agent asks
             return
-        why = _NEEDED
-        runners = self._offers.runners(self._all_running())
-        tasks = make_way(found.waiting, runners, found.scene, ranking)
-        if not tasks:
-            waited_s, why = self._waiting.waited_s, TURN_OVER
-            tasks = take_turns(found.waiting, waited_s, runners, found.scene, ranking)
-        for task in tasks:
+        for task in way.runners:
             if task.run_id in self._running:
                 self._preempt(self._running[task.run_id], why)
             else:
-                self._others.ask(task, first)
+                self._others.ask(task, way.task)
 
     def share(self) -> None:
         """Say anew how many devices each run may have whose number can change."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from mlflow_rlsched.agent.placement import Scene
-from mlflow_rlsched.agent.preemption import Runner, enough, first_of
+from mlflow_rlsched.agent.placement import Plan
+from mlflow_rlsched.agent.preemption import Runner, Way, all_of, enough, first_of
 from mlflow_rlsched.agent.ranking import Ranking
 from mlflow_rlsched.store import Task
 
@@ -36,24 +36,19 @@ def turn_s(quantum_s: float, weight: float, other: float) -> float:
 
 
 def take_turns(
-    waiting: Sequence[Task],
-    waited_s: Callable[[Task], float],
-    runners: Sequence[Runner],
-    scene: Scene,
-    ranking: Ranking,
-) -> list[Task]:
-    """Running tasks that make way for an equal.
+    found: Plan, waited_s: Callable[[Task], float], runners: Sequence[Runner], ranking: Ranking
+) -> Way | None:
+    """Who makes way for the first that waits, its equal; None when nobody does.
 
     Args:
-        waiting: Tasks that may start now and do not fit, in their order.
+        found: The plan of this pass.
         waited_s: How long a task has waited.
         runners: What runs.
-        scene: What there is, after the grants of this pass.
-        ranking: What each user holds, with these grants.
+        ranking: What each user holds, with the grants of this pass.
     """
-    first = first_of(waiting)
+    first = first_of(found.waiting)
     if first is None or any(runner.leaves for runner in runners):
-        return []
+        return None
     after = ranking.copy()
     over = []
     for runner in sorted(runners, key=lambda each: -each.held_s):
@@ -66,7 +61,8 @@ def take_turns(
             over.append(runner)
         else:
             after.give(runner.task, amount)
-    return enough(first, over, scene, lambda runner: runner.shares) or []
+    chosen = enough(first, over, found.scene, all_of)
+    return Way(first, [runner.task for runner in chosen]) if chosen else None
 
 
 def _is_over(first: Task, waited_s: float, runner: Runner, ranking: Ranking) -> bool:

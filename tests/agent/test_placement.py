@@ -52,6 +52,16 @@ def grants(
     return [(g.task.run_id, [(s.device, s.amount) for s in g.shares]) for g in made]
 
 
+def test_others_pass_one_that_cannot_tell_when_on_devices_that_it_cannot_use() -> None:
+    devices = [Device("GPU-0", "nvidia", 0, "L4"), *GPUS[1:]]
+    endless = (Holding("r", [DeviceShare("GPU-0")]),)
+    asked = [task("a", requires={"gpu_type": "L4"}), task("b", 1, requires={"gpu_type": "H100"})]
+    free = {"GPU-0": 0, "GPU-1": 100}
+    assert grants(asked, devices, free, holdings=endless) == [("b", [("GPU-1", 100)])]
+    asked = [task("a", gpus=2), task("b", 1, timeout_s=1.0)]
+    assert grants(asked, devices, free, holdings=endless) == [], "it may be needed at any moment"
+
+
 def test_each_gets_its_own_in_order() -> None:
     asked = [task("a", gpus=2), task("b", gpus=1)]
     assert grants(asked, GPUS) == [

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from mlflow_rlsched.agent.placement import Scene
-from mlflow_rlsched.agent.preemption import MOST, Runner, make_way
+from mlflow_rlsched.agent.forecast import Holding
+from mlflow_rlsched.agent.placement import Plan, Scene, plan
+from mlflow_rlsched.agent.preemption import MOST, MOST_KINDS, Runner, make_way
 from mlflow_rlsched.agent.ranking import Ranking, weight_of
 from mlflow_rlsched.config import RunConfig
 from mlflow_rlsched.devices.interface import Device
@@ -37,24 +39,42 @@ def situation(
     runners: Sequence[Runner],
     devices: Sequence[Device] = GPUS,
     waited_s: float = 0.0,
-) -> tuple[Scene, Ranking]:
-    """What there is when runners hold their devices, and the order of those who wait."""
+    ends: Mapping[str, float] = {},
+) -> tuple[Plan, Ranking]:
+    """The plan when runners hold their devices, and what each user holds."""
     taken = {share.device for each in runners for share in each.shares}
     scene = Scene(
         lambda t: RunConfig.model_validate(t.spec.config),
         lambda _: devices,
         {device.id: 0 if device.id in taken else 100 for device in devices},
         "nvidia",
+        [
+            Holding(each.task.run_id, each.shares, ends.get(each.task.run_id, math.inf))
+            for each in runners
+        ],
     )
     holds = [(each.task, 100 * len(each.shares)) for each in runners]
-    return scene, Ranking(waiting, lambda _: waited_s, holds, partial(weight_of, scene.configs))
+    ranking = Ranking(waiting, lambda _: waited_s, holds, partial(weight_of, scene.configs))
+    return plan(ranking, scene), ranking
+
+
+def way(
+    waiting: Sequence[Task],
+    runners: Sequence[Runner],
+    devices: Sequence[Device] = GPUS,
+    ends: Mapping[str, float] = {},
+) -> tuple[str, list[str]] | None:
+    """For whom somebody makes way, and who."""
+    found, ranking = situation(waiting, runners, devices, ends=ends)
+    made = make_way(found, runners, ranking)
+    return made and (made.task.run_id, [each.run_id for each in made.runners])
 
 
 def victims(
     waiting: Sequence[Task], runners: Sequence[Runner], devices: Sequence[Device] = GPUS
 ) -> list[str]:
-    scene, ranking = situation(waiting, runners, devices)
-    return [found.run_id for found in make_way(waiting, runners, scene, ranking)]
+    made = way(waiting, runners, devices)
+    return made[1] if made else []
 
 
 def test_a_higher_priority_takes_from_the_lowest_and_of_these_from_the_newest() -> None:
@@ -102,6 +122,58 @@ def test_devices_that_do_not_suit_are_not_taken() -> None:
     running = [runner("l4", 0, order=9), runner("h100", 1, 2, 3, order=1)]
     waiting = [task("w", priority=1, requires={"gpu_type": "H100"})]
     assert victims(waiting, running, devices) == ["h100"]
+
+
+MIXED = [Device("GPU-0", "nvidia", 0, "L4"), Device("GPU-1", "nvidia", 1, "L4"), *GPUS[2:]]
+
+
+def test_where_nobody_can_make_way_for_the_first_the_next_is_looked_at() -> None:
+    first = task("first", priority=5, gpus=2, requires={"gpu_type": "L4"})
+    second = task("second", order=1, priority=4, requires={"gpu_type": "H100"})
+    running = [
+        runner("high", 0, priority=9),
+        runner("low-l4", 1, order=1),
+        runner("low", 2, order=2),
+        runner("other", 3, order=3, priority=4),
+    ]
+    assert way([first, second], running, MIXED) == ("second", ["low"])
+    assert way([second, first], running, MIXED) == ("second", ["low"])
+    assert way([first], running, MIXED) is None
+    anywhere = task("second", order=1, priority=4, requires={"gpu_type": "L4"})
+    assert way([first, anywhere], running, MIXED) is None, "the first would get it"
+
+
+def test_none_is_helped_with_what_another_would_get() -> None:
+    first = task("first", priority=5, gpus=2)
+    short = task("short", order=1, priority=4, timeout_s=100.0)
+    running = [
+        runner("a", 0, priority=9),
+        runner("b", 1, priority=9),
+        runner("c", 2, priority=9),
+        runner("low", 3),
+    ]
+    ends = {"a": 500.0, "b": 600.0, "c": 700.0}
+    assert way([first, short], running, GPUS, ends) == ("short", ["low"]), "it is over by then"
+    long = task("long", order=1, priority=4, timeout_s=1000.0)
+    assert way([first, long], running, GPUS, ends) is None
+
+
+def test_a_free_device_that_is_promised_to_another_does_not_count() -> None:
+    first = task("first", priority=5, gpus=2, requires={"gpu_type": "L4"})
+    second = task("second", order=1, priority=4)
+    running = [runner("high", 1, priority=9), runner("low", 2), runner("also", 3, priority=4)]
+    assert way([first, second], running, MIXED) == ("second", ["low"])
+
+
+def test_so_many_kinds_are_looked_at_and_not_more() -> None:
+    l4 = [
+        task(f"w{n}", n, priority=5, requires={"gpu_type": "L4", "memory_gb": n + 1})
+        for n in range(MOST_KINDS)
+    ]
+    last = task("last", MOST_KINDS, priority=4, requires={"gpu_type": "H100"})
+    running = [runner("high", 0, 1, priority=9), runner("low", 2), runner("same", 3, priority=4)]
+    assert way([*l4[1:], last], running, MIXED) == ("last", ["low"])
+    assert way([*l4, last], running, MIXED) is None
 
 
 def test_who_learns_makes_way_for_anybody_who_waits() -> None:

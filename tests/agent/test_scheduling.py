@@ -61,6 +61,20 @@ def test_a_run_that_nearly_ends_is_not_stopped_for_one_that_waits(host: Host) ->
     assert held(host, elastic) == 4
 
 
+def test_a_run_makes_way_for_the_second_who_waits_where_the_first_cannot_be_helped(
+    host: Host,
+) -> None:
+    urgent = host.submit(priority=9, limit=["GPU-0"], can=CAN)
+    low = host.submit(limit=["GPU-1"], can=CAN)
+    host.tick()
+    go_on(host, 10)
+    host.submit(priority=5, limit=["GPU-0"])
+    second = host.submit(priority=3, limit=["GPU-1"])
+    go_on(host, 20)
+    assert {t.run_id for t in host.live()} == {urgent, second}
+    assert [a.reason for a in host.store.attempts(low)] == ["preempted"]
+
+
 def test_it_grows_again_when_nobody_waits(host: Host) -> None:
     elastic = host.submit(can=CAN, gpus={"initial": 1, "min": 1, "max": 3})
     host.policies.delta = 2

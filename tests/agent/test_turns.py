@@ -18,9 +18,9 @@ Q = 60.0
 
 
 def turns(*running: Runner, first: Task, waited_s: float = Q) -> list[str]:
-    scene, ranking = situation([first], running, waited_s=waited_s)
-    found = take_turns([first], lambda _: waited_s, running, scene, ranking)
-    return [each.run_id for each in found]
+    found, ranking = situation([first], running, waited_s=waited_s)
+    way = take_turns(found, lambda _: waited_s, running, ranking)
+    return [each.run_id for each in way.runners] if way else []
 
 
 def holder(name: str, *devices: int, **more: Any) -> Runner:
