@@ -12,7 +12,7 @@ import mlflow
 import pytest
 
 from tests.shared import shared_store
-from tests.world import World
+from tests.world import World, wait_for
 
 pytest_plugins = ["tests.skips"]
 
@@ -53,12 +53,30 @@ def shared_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def _world_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    value = World(tmp_path_factory.mktemp("world"), os.environ)
+    yield value
+    value.end()
+
+
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A host of its own, with a real agent as soon as something is submitted."""
-    value = World(tmp_path, os.environ)
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    """A host of its own, with a real agent as soon as something is submitted.
+
+    Tests that are marked ``same_world`` have one together, whose agent is started once.
+    """
+    is_same = request.node.get_closest_marker("same_world") is not None
+    value = (
+        request.getfixturevalue("_world_of_the_module") if is_same else World(tmp_path, os.environ)
+    )
     for name, text in value.env.items():
         monkeypatch.setenv(name, text)
     monkeypatch.chdir(value.folder)
     yield value
-    value.end()
+    if is_same:
+        wait_for(lambda: not value.unfinished() and not value.store.leases())
+    else:
+        value.end()

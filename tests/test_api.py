@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -29,8 +30,7 @@ RESERVED = {
 
 
 def project(world: World, mlproject: str | None, script: str) -> Path:
-    folder = world.root / "project"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=world.root))
     (folder / "train.py").write_text(textwrap.dedent(script))
     if mlproject is not None:
         (folder / "MLproject").write_text(textwrap.dedent(mlproject))
@@ -48,6 +48,7 @@ def python(world: World, code: str) -> subprocess.Popen[str]:
     return world.command("python", "-c", text)
 
 
+@pytest.mark.same_world
 def test_parameters_arrive_and_are_recorded_as_the_training_logs_them(world: World) -> None:
     folder = project(
         world,
@@ -74,6 +75,7 @@ def test_parameters_arrive_and_are_recorded_as_the_training_logs_them(world: Wor
     assert output(world, run.run_id).strip() == repr([given["note"], "--rest", "'; false"])
 
 
+@pytest.mark.same_world
 def test_paths_are_those_of_the_submitter(world: World) -> None:
     folder = project(
         world,
@@ -93,6 +95,7 @@ def test_paths_are_those_of_the_submitter(world: World) -> None:
     assert world.run_of(run.run_id).data.params == {"data": "data.txt", "other": "other.txt"}
 
 
+@pytest.mark.same_world
 def test_a_folder_without_mlproject_runs_its_scripts(world: World) -> None:
     folder = project(world, None, "import sys; print(sys.argv[1:])")
     run = world.submit(folder, "train.py", params={"a": "1 2"})
@@ -100,6 +103,7 @@ def test_a_folder_without_mlproject_runs_its_scripts(world: World) -> None:
     assert output(world, run.run_id).strip() == "['--a', '1 2']"
 
 
+@pytest.mark.same_world
 def test_more_parameters_than_mlflow_takes_at_once(world: World) -> None:
     folder = project(world, None, "")
     given = {f"p{number}": str(number) for number in range(230)}
@@ -108,6 +112,7 @@ def test_more_parameters_than_mlflow_takes_at_once(world: World) -> None:
     world.over(run.run_id)
 
 
+@pytest.mark.same_world
 def test_experiment_and_names(world: World) -> None:
     mlflow.set_tracking_uri(world.tracking_uri)
     run = mlflow.projects.run(
@@ -167,6 +172,7 @@ def test_a_signal_cancels_a_synchronous_call_and_takes_its_usual_effect(
     assert world.training_processes() == []
 
 
+@pytest.mark.same_world
 def test_an_asynchronous_run_outlives_its_submitter(world: World) -> None:
     process = python(
         world,
@@ -184,6 +190,7 @@ def test_an_asynchronous_run_outlives_its_submitter(world: World) -> None:
     assert world.over(run_id).state is State.FINISHED
 
 
+@pytest.mark.same_world
 def test_the_callers_configuration_is_not_changed(world: World) -> None:
     config = {"cpu_slots": 1, "gpus": {"initial": 1}, "env": ["A"]}
     mlflow.set_tracking_uri(world.tracking_uri)
@@ -274,6 +281,7 @@ def test_no_process_shows_a_secret(world: World, monkeypatch: pytest.MonkeyPatch
     run.cancel()
 
 
+@pytest.mark.same_world
 def test_the_interpreter_and_the_working_folder_are_those_of_the_submitter(world: World) -> None:
     folder = project(world, None, "import os, sys; print(sys.executable, os.getcwd())")
     run = world.submit(folder, "train.py")

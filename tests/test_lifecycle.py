@@ -18,6 +18,7 @@ QUICK = {"steps": 5, "step_s": 0.01}
 LONG = {"steps": 10000, "step_s": 0.05}
 
 
+@pytest.mark.same_world
 def test_run_that_succeeds_is_told_truly(world: World) -> None:
     run = world.submit(FAULTY, "script", QUICK)
     assert run.get_status() in ("SCHEDULED", "RUNNING", "FINISHED")
@@ -81,6 +82,7 @@ def test_interrupt_kills_the_whole_tree(world: World, number: int) -> None:
     assert world.run_of(task.run_id).info.status == "KILLED"
 
 
+@pytest.mark.same_world
 def test_queued_run_is_scheduled_and_a_cancelled_one_never_starts(world: World) -> None:
     first = world.submit(FAULTY, "script", LONG, {"cpu_slots": 2, "grace_s": 0})
     world.running(first.run_id)
@@ -94,6 +96,7 @@ def test_queued_run_is_scheduled_and_a_cancelled_one_never_starts(world: World) 
     assert first.get_status() == "KILLED"
 
 
+@pytest.mark.same_world
 def test_priority_then_age(world: World) -> None:
     first = world.submit(FAULTY, "script", LONG, {"cpu_slots": 2, "grace_s": 0})
     world.running(first.run_id)
@@ -107,6 +110,7 @@ def test_priority_then_age(world: World) -> None:
     assert sorted(started, key=lambda name: started[name] or 0.0) == ["urgent", "old", "young"]
 
 
+@pytest.mark.same_world
 def test_killed_training_resumes_from_its_checkpoint(world: World) -> None:
     ledger = world.root / "ledger"
     run = world.submit(
@@ -126,6 +130,7 @@ def test_killed_training_resumes_from_its_checkpoint(world: World) -> None:
     assert world.run_of(run.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.same_world
 def test_out_of_memory_shrinks_the_batch_of_a_cooperating_training(world: World) -> None:
     run = world.submit(FAULTY, "count", {**QUICK, "batch_size": 64, "fits": 50})
     task = world.over(run.run_id)
@@ -133,6 +138,7 @@ def test_out_of_memory_shrinks_the_batch_of_a_cooperating_training(world: World)
     assert [a.reason for a in world.store.attempts(run.run_id)] == ["oom", "oom", "finished"]
 
 
+@pytest.mark.same_world
 def test_out_of_memory_of_a_script_restarts_with_a_smaller_parameter(world: World) -> None:
     run = world.submit(FAULTY, "script", {**QUICK, "batch_size": 64, "fits": 60})
     task = world.over(run.run_id, 120)
@@ -146,6 +152,7 @@ def test_out_of_memory_of_a_script_restarts_with_a_smaller_parameter(world: Worl
     assert nested.data.tags["mlflow.parentRunId"] == run.run_id
 
 
+@pytest.mark.same_world
 def test_lost_heartbeat_is_killed_and_tried_again(world: World) -> None:
     run = world.submit(
         FAULTY, params={"fault": "hang"}, config={"heartbeat_s": 1, "max_retries": 0, "grace_s": 0}
@@ -154,6 +161,7 @@ def test_lost_heartbeat_is_killed_and_tried_again(world: World) -> None:
     assert (task.state, task.exit_reason) == (State.FAILED, "lost_heartbeat")
 
 
+@pytest.mark.same_world
 def test_run_time_and_queue_time_have_limits(world: World) -> None:
     long = world.submit(FAULTY, "script", LONG, {"timeout_s": 1.5, "grace_s": 0, "cpu_slots": 2})
     waiting = world.submit(FAULTY, "script", QUICK, {"queue_timeout_s": 0.5})
@@ -206,6 +214,7 @@ def test_nested_run_shares_its_parents_devices(world: World, tmp_path: Path) -> 
     assert world.store.attempts(child.run_id)[0].devices == ()
 
 
+@pytest.mark.same_world
 def test_resumed_run_goes_on_under_the_same_id(world: World) -> None:
     params = {"steps": 100, "step_s": 0.02, "every": 5}
     run = world.submit(FAULTY, "count", params, {"grace_s": 0})
@@ -221,6 +230,7 @@ def test_resumed_run_goes_on_under_the_same_id(world: World) -> None:
     assert world.run_of(run.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.same_world
 def test_resumed_run_keeps_its_parameters(world: World) -> None:
     run = world.submit(FAULTY, "script", {**QUICK, "exit_code": 2})
     assert world.over(run.run_id).state is State.FAILED
@@ -229,6 +239,7 @@ def test_resumed_run_keeps_its_parameters(world: World) -> None:
     assert world.run_of(run.run_id).info.status == "FAILED"
 
 
+@pytest.mark.same_world
 def test_short_run_tells_what_it_reported(world: World) -> None:
     run = world.submit(FAULTY, "count", {"steps": 4, "step_s": 0.01})
     task = world.over(run.run_id)
@@ -238,6 +249,7 @@ def test_short_run_tells_what_it_reported(world: World) -> None:
     assert 0.25 <= history[-1].value <= 1.0, "a mean of 1, 1/2, 1/3, 1/4"
 
 
+@pytest.mark.same_world
 def test_environment_is_the_submitters_interpreter(world: World) -> None:
     run = world.submit(FAULTY, "script", {**QUICK, "exit_code": 2})
     world.over(run.run_id)
