@@ -63,7 +63,7 @@ class Size:
 
 FULL = Size(epochs=45, width=64, lr="1e-5")
 ON_A_GPU = Size(epochs=300, width=64, lr="1e-5")
-QUICK = Size(epochs=60, width=16, lr="1e-4")
+QUICK = Size(epochs=32, width=16, lr="1e-4")
 RUNS = {
     "fixed": ["local", "--env-manager", "local"],
     "rules": ["rlsched", "--backend-config", '{"policy": "rules"}'],
