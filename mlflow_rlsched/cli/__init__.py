@@ -7,6 +7,7 @@ import click
 from mlflow_rlsched import __version__
 from mlflow_rlsched.cli import (
     agent,
+    dashboard,
     devices,
     doctor,
     explain,
@@ -42,5 +43,6 @@ for command in (
     doctor.doctor,
     policy.policy,
     simulate.simulate,
+    dashboard.dashboard,
 ):
     main.add_command(command)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from mlflow_rlsched.store import State, Task
 from tests.tracking_server import TrackingServer, submit_to
@@ -15,36 +14,18 @@ from tests.world import PROJECTS, World
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--no-sandbox",
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PATIENCE_MS = 60_000
 SYSTEM = ("cpu_utilization_percentage", "system_memory_usage_megabytes")
 OURS = ("loss", "throughput", "batch_size", "learning_rate", "gpus")
 TRAINING = ("loss", "val_loss", "val_accuracy")
 
 
-def chromium() -> str:
-    for name in ("chromium", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    pytest.skip("no browser: `make system` installs Chromium")
-
-
 @pytest.fixture
-def page() -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-        # High enough for all charts: those out of sight are not drawn.
-        yield browser.new_page(viewport={"width": 1400, "height": 3600})
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    # High enough for all charts: those out of sight are not drawn.
+    value = browser.new_page(viewport={"width": 1400, "height": 3600})
+    yield value
+    value.close()
 
 
 @pytest.fixture

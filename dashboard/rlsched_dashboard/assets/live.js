@@ -1,0 +1,49 @@
+"use strict";
+/* Live refresh, the view in the address, the frame's settings. */
+window.dash_clientside = window.dash_clientside || {};
+
+window.dash_clientside.live = {
+  // A tick goes through while the page is seen, wanted live, and the last refresh is painted.
+  tick(n, busy, live) {
+    if (document.hidden || busy || !live) return window.dash_clientside.no_update;
+    return n;
+  },
+
+  // Keeps what is set on the page in the address, without a step in the browser's history.
+  address(parts) {
+    const query = new URLSearchParams(window.location.search);
+    for (const [name, value] of Object.entries(parts)) {
+      const text = value === null || value === undefined ? "" :
+        typeof value === "object" ? JSON.stringify(value) : String(value);
+      if (text === "" || text === "{}" || text === "[]") query.delete(name);
+      else query.set(name, text);
+    }
+    const search = query.toString();
+    const address = window.location.pathname + (search ? `?${search}` : "");
+    window.history.replaceState(window.history.state, "", address);
+    return search;
+  },
+};
+
+window.dash_clientside.shell = {
+  theme(choice) {
+    window.localStorage.setItem("mantine-color-scheme-value", choice);
+    rlsched.paint(choice);
+    return window.dash_clientside.no_update;
+  },
+
+  view(path, search, zone) {
+    const local = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+    const query = Object.fromEntries(new URLSearchParams(window.location.search));
+    const where = { path, query, zone: zone === "UTC" ? "UTC" : local };
+    return [where, window.dash_clientside.no_update];
+  },
+
+  navigation(opened) {
+    return { width: 190, breakpoint: "sm", collapsed: { mobile: !opened } };
+  },
+
+  close() {
+    return false;
+  },
+};

@@ -1,0 +1,70 @@
+"use strict";
+/* The theme before the first paint, and the downloads of charts. */
+window.rlsched = window.rlsched || {};
+
+(function () {
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+
+  rlsched.paint = function (choice) {
+    const scheme = choice === "auto" || !choice ? (dark.matches ? "dark" : "light") : choice;
+    root.setAttribute("data-mantine-color-scheme", scheme);
+  };
+
+  // The grids take their colours from the body, everything else from the root.
+  function follow() {
+    document.body.dataset.agThemeMode = root.getAttribute("data-mantine-color-scheme") || "light";
+  }
+  const chosen = () => window.localStorage.getItem("mantine-color-scheme-value");
+  rlsched.paint(chosen());
+  follow();
+  new MutationObserver(follow).observe(root, {
+    attributes: true,
+    attributeFilter: ["data-mantine-color-scheme"],
+  });
+  dark.addEventListener("change", () => rlsched.paint(chosen()));
+
+  function save(name, type, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  const cell = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+
+  rlsched.csv = function (plot) {
+    const lines = ["series,x,y"];
+    for (const trace of plot.data) {
+      const xs = trace.x || [];
+      const ys = trace.y || [];
+      for (let i = 0; i < xs.length; i++) lines.push([trace.name, xs[i], ys[i]].map(cell).join(","));
+    }
+    return lines.join("\n") + "\n";
+  };
+
+  function picture(plot, filename) {
+    const light = root.getAttribute("data-mantine-color-scheme") !== "dark";
+    const look = {
+      paper_bgcolor: light ? "#ffffff" : "#1f1f1f",
+      font: Object.assign({}, plot.layout.font, { color: light ? "#343a40" : "#ced4da" }),
+    };
+    const shown = { data: plot.data, layout: Object.assign({}, plot.layout, look) };
+    const size = { width: plot.clientWidth, height: plot.clientHeight, scale: 2 };
+    return Plotly.downloadImage(shown, { format: "png", filename, ...size });
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest && event.target.closest(".export[data-chart]");
+    if (!button) return;
+    const plot = document.querySelector(`[id="${button.dataset.chart}"] .js-plotly-plot`);
+    if (!plot) return;
+    const name = button.dataset.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+    if (button.dataset.kind === "csv") save(`${name}.csv`, "text/csv", rlsched.csv(plot));
+    else picture(plot, name);
+  });
+})();

@@ -1,0 +1,116 @@
+"""Charts: their look, their lines and the card that holds one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rlsched_dashboard.components import card
+
+PALETTE = ("#228be6", "#f76707", "#0ca678", "#be4bdb", "#e03131", "#f59f00", "#15aabf", "#7950f2")
+"""Colours of lines; each can be told from both backgrounds."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_GRID = "rgba(134,142,150,0.22)"
+HEIGHT = 240
+
+# Texts are coloured by the style sheet, so that a figure looks well in light and in dark.
+_AXIS = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GRID, "automargin": True}
+
+
+def figure(
+    traces: Sequence[go.Scatter | go.Bar | go.Heatmap] = (),
+    *,
+    x: dict[str, Any] | None = None,
+    y: dict[str, Any] | None = None,
+    **layout: Any,
+) -> go.Figure:
+    """A figure in the dashboard's look.
+
+    Args:
+        traces: What it shows.
+        x: More for the horizontal axis, as Plotly names it.
+        y: The same for the vertical one.
+        layout: More of the layout. A ``uirevision`` of its own keeps the zoom over refreshes.
+    """
+    return go.Figure(
+        list(traces),
+        layout={
+            "template": "none",
+            "font": {"family": FONT, "size": 12, "color": "#868e96"},
+            "colorway": PALETTE,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "margin": {"l": 56, "r": 12, "t": 8, "b": 32},
+            "hovermode": "x",
+            "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "showlegend": len(traces) > 1,
+            "uirevision": "kept",
+            "xaxis": _AXIS | {"showgrid": False, "ticks": "outside"} | (x or {}),
+            "yaxis": _AXIS | (y or {}),
+            **layout,
+        },
+    )
+
+
+def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> go.Scatter:
+    """A line; points that are None are gaps. Lists, as ``extendData`` needs them."""
+    return go.Scatter(
+        name=name,
+        x=list(x),
+        y=list(y),
+        mode="lines",
+        line={"color": colour, "width": 1.75} | more.pop("line", {}),
+        **more,
+    )
+
+
+def steps(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> go.Scatter:
+    """A value that holds until the next one."""
+    return line(name, x, y, colour, line={"shape": "hv"}, **more)
+
+
+def graph(identifier: str, shown: go.Figure, label: str, height: int = HEIGHT) -> dcc.Graph:
+    """A graph of a fixed height; ``label`` is what a screen reader says."""
+    return dcc.Graph(
+        id=identifier,
+        figure=shown,
+        responsive=True,
+        style={"height": f"{height}px"},
+        config={"displayModeBar": False, "displaylogo": False, "doubleClick": "reset"},
+        className="chart",
+    )
+
+
+def chart_card(
+    identifier: str, title: str, shown: go.Figure, note: str = "", height: int = HEIGHT
+) -> Component:
+    """A chart with its title and its two downloads."""
+    actions = [
+        dmc.Button(
+            kind,
+            variant="subtle",
+            color="gray",
+            size="compact-xs",
+            className="export",
+            **{
+                "aria-label": f"Download {title} as {kind}",
+                "data-chart": identifier,
+                "data-kind": kind.lower(),
+                "data-name": title,
+            },
+        )
+        for kind in ("PNG", "CSV")
+    ]
+    chart = html.Div(
+        graph(identifier, shown, title, height),
+        role="img",
+        **{"aria-label": f"Chart: {title}"},
+    )
+    return card(title, chart, actions, note)

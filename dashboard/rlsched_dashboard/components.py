@@ -1,0 +1,83 @@
+"""Small things that pages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+COLOURS = {
+    "queued": "gray",
+    "running": "blue",
+    "finished": "teal",
+    "failed": "red",
+    "killed": "orange",
+    "deleted": "gray",
+}
+
+
+def state_badge(state: str) -> Component:
+    """A task's state."""
+    return dmc.Badge(state, color=COLOURS.get(state, "gray"), variant="light", radius="sm")
+
+
+def figure(label: str, value: str, note: str = "", identifier: str | None = None) -> Component:
+    """A key figure: what it is, its value, and what it rests on."""
+    more = {"id": identifier} if identifier else {}
+    return dmc.Paper(
+        [
+            dmc.Text(label, size="sm", c="dimmed"),
+            dmc.Text(value, className="figure-value"),
+            dmc.Text(note, size="xs", c="dimmed"),
+        ],
+        className="figure",
+        withBorder=True,
+        p="md",
+        **more,
+    )
+
+
+def strip(figures: Sequence[Component]) -> Component:
+    """A row of key figures."""
+    return html.Div(list(figures), className="figures")
+
+
+def card(title: str, children: Any, actions: Any = None, note: str = "") -> Component:
+    """A titled part of a page."""
+    heading: list[Any] = [dmc.Title(title, order=2, size="h5")]
+    if note:
+        heading.append(dmc.Text(note, size="sm", c="dimmed"))
+    return dmc.Paper(
+        [
+            dmc.Group(
+                [html.Div(heading), dmc.Group(actions or [], gap="xs")],
+                justify="space-between",
+                mb="sm",
+            ),
+            children,
+        ],
+        withBorder=True,
+        p="md",
+        className="card",
+    )
+
+
+def notice(title: str, text: str, command: str = "", kind: str = "empty") -> Component:
+    """Why a place is empty, and what to do about it; ``kind`` is empty, error or gone."""
+    parts: list[Any] = [dmc.Text(text)]
+    if command:
+        parts.append(dmc.Code(command, block=True, mt="xs"))
+    colour = {"empty": "gray", "gone": "yellow", "error": "red"}[kind]
+    return dmc.Alert(parts, title=title, color=colour, variant="light", className=f"notice {kind}")
+
+
+def page_title(title: str, actions: Any = None) -> Component:
+    """The heading of a page."""
+    return dmc.Group(
+        [dmc.Title(title, order=1, size="h3"), dmc.Group(actions or [], gap="xs")],
+        justify="space-between",
+        mb="md",
+    )

@@ -1,0 +1,60 @@
+"""How numbers and times are written for people."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+ID_WIDTH = 8
+MISSING = "—"
+
+
+def short(run_id: str) -> str:
+    """The beginning of a run id, as people tell runs apart."""
+    return run_id[:ID_WIDTH]
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits; a dash where there is none."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    if value != 0 and not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.{max(0, digits - 2)}e}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in whole percent."""
+    return MISSING if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.0f} %"
+
+
+def size(count: float | None) -> str:
+    """Bytes in a readable unit."""
+    if count is None:
+        return MISSING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def when(seconds: float | None, zone: str) -> str:
+    """A point in time, given in seconds since the epoch, on the clocks of a time zone."""
+    if seconds is None:
+        return MISSING
+    return datetime.fromtimestamp(seconds, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def zoned(seconds: list[float], zone: str) -> list[str]:
+    """Points of a time axis: Plotly takes what a clock of the zone shows."""
+    place = ZoneInfo(zone)
+    return [
+        datetime.fromtimestamp(each, place).isoformat(sep=" ", timespec="milliseconds")[:23]
+        for each in seconds
+    ]

@@ -1,0 +1,58 @@
+"""Live refresh: who may refresh when, and the view that the address carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash.development.base_component import Component
+
+INTERVAL_MS = 2000
+
+TICK = "tick"
+REFRESH = Input("refresh", "data")
+"""Input of what a page renews: changes every two seconds while the page is seen and idle."""
+
+RUNNING = [(Output("busy", "data"), True, False)]
+"""``running`` of those callbacks: the next refresh waits until this one is painted."""
+
+
+def components() -> Component:
+    """What the shell holds for it."""
+    return html.Div(
+        [
+            dcc.Interval(id=TICK, interval=INTERVAL_MS),
+            dcc.Store(id="refresh"),
+            dcc.Store(id="busy", data=False),
+            dcc.Store(id="address"),
+        ]
+    )
+
+
+def register(app: Dash) -> None:
+    """Pass a tick on only if the page is seen, wanted live, and done with the one before."""
+    app.clientside_callback(
+        ClientsideFunction("live", "tick"),
+        Output("refresh", "data"),
+        Input(TICK, "n_intervals"),
+        State("busy", "data"),
+        State("live", "checked"),
+        prevent_initial_call=True,
+    )
+
+
+def keep_in_address(app: Dash, parts: Mapping[str, tuple[str, str]]) -> None:
+    """Keep what people set on a page in its address, so that a link shows the same.
+
+    Args:
+        app: The app.
+        parts: Component and property by the name of the address's parameter.
+    """
+    names: dict[str, Any] = {name: Input(*where) for name, where in parts.items()}
+    app.clientside_callback(
+        ClientsideFunction("live", "address"),
+        Output("address", "data", allow_duplicate=True),
+        names,
+        prevent_initial_call=True,
+    )

@@ -1,0 +1,1 @@
+"""The pages: each a module with ``layout(context, view)`` and ``register(app, context)``."""

@@ -1,0 +1,1 @@
+"""Everything that the dashboard reads, and what it does when it cannot."""

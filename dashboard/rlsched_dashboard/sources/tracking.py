@@ -1,0 +1,288 @@
+"""What MLflow tells: runs and metric histories. What was read is kept, and only news asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mlflow_rlsched.credentials import redacted
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+T = TypeVar("T")
+Numbers = npt.NDArray[np.float64]
+
+SCHEDULED = "tags.`rlsched.state` != ''"
+FRESH_S = 1.0
+WHOLE_S = 60.0
+"""How often all runs are read again: MLflow does not tell which were renamed or deleted."""
+
+RETRY_S = 5.0
+PAGE = 25_000
+KEPT_POINTS = 2_000_000
+"""Points of histories that are kept in memory, 24 bytes each."""
+
+
+class TrackingError(Exception):
+    """MLflow does not answer; the text says why and what to do."""
+
+
+class RunGone(LookupError):
+    """MLflow does not have such a run, or it was deleted there."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as MLflow has it.
+
+    Attributes:
+        run_id: The run.
+        experiment_id: Its experiment.
+        experiment: The experiment's name.
+        name: The run's name.
+        user: Who submitted it.
+        status: ``SCHEDULED``, ``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``.
+        started_at: Seconds since the epoch.
+        ended_at: Seconds since the epoch, or None.
+        tags: Tags by name.
+        params: Parameters by name.
+        metrics: Latest values by name.
+    """
+
+    run_id: str
+    experiment_id: str
+    experiment: str
+    name: str
+    user: str
+    status: str
+    started_at: float
+    ended_at: float | None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is not expected to change any more."""
+        return self.status not in ("SCHEDULED", "RUNNING")
+
+
+@dataclass(frozen=True)
+class History:
+    """All values of a metric, by the time at which they were logged.
+
+    Attributes:
+        times: Seconds since the epoch, ascending, shape (n,).
+        steps: Steps, shape (n,).
+        values: Values, NaN and infinities included, shape (n,).
+    """
+
+    times: Numbers
+    steps: Numbers
+    values: Numbers
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+EMPTY = History(np.empty(0), np.empty(0), np.empty(0))
+
+
+class Tracking:
+    """Reads one tracking server or database.
+
+    Args:
+        uri: MLflow tracking URI.
+    """
+
+    def __init__(self, uri: str) -> None:
+        # A page must not wait for minutes for a server that is down.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        self.uri = uri
+        self._lock = threading.RLock()
+        self._client: Any = None
+        self._failure: tuple[float, TrackingError] | None = None
+        self._experiments: dict[str, str] = {}
+        self._runs: dict[str, TrackedRun] = {}
+        self._fresh_at = self._whole_at = -math.inf
+        self._histories: OrderedDict[tuple[str, str], History] = OrderedDict()
+
+    def runs(self) -> list[TrackedRun]:
+        """All scheduled runs that are not deleted, newest first.
+
+        Raises:
+            TrackingError: MLflow does not answer.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if now - self._whole_at > WHOLE_S:
+                self._runs = {run.run_id: run for run in self._search(SCHEDULED)}
+                self._fresh_at = self._whole_at = now
+            elif now - self._fresh_at > FRESH_S:
+                self._renew()
+                self._fresh_at = now
+            return sorted(self._runs.values(), key=lambda run: -run.started_at)
+
+    def run(self, run_id: str) -> TrackedRun:
+        """A run as it is now.
+
+        Raises:
+            RunGone: There is none, or it was deleted.
+            TrackingError: MLflow does not answer.
+        """
+        with self._lock:
+            found = self._runs.get(run_id)
+            if found is not None and found.is_over and time.monotonic() - self._whole_at < WHOLE_S:
+                return found
+            return self._get(run_id)
+
+    def history(self, run_id: str, metric: str) -> History:
+        """All that was logged of a metric so far; empty where nothing was.
+
+        Raises:
+            RunGone: There is no such run, or it was deleted.
+            TrackingError: MLflow does not answer.
+        """
+        key = run_id, metric
+        with self._lock:
+            known = self._histories.pop(key, EMPTY)
+            found = self._ask(lambda client: _newer(client, run_id, metric, known), run_id)
+            self._histories[key] = found
+            total = sum(len(each) for each in self._histories.values())
+            while total > KEPT_POINTS and len(self._histories) > 1:
+                total -= len(self._histories.popitem(last=False)[1])
+            return found
+
+    def _renew(self) -> None:
+        """Read what has begun since, and what was not over."""
+        newest = max((run.started_at for run in self._runs.values()), default=0.0)
+        unfinished = {run.run_id for run in self._runs.values() if not run.is_over}
+        found: dict[str, TrackedRun] = {}
+        for what in (
+            f"attributes.start_time > {int(newest * 1000)}",
+            "attributes.status = 'RUNNING'",
+            "attributes.status = 'SCHEDULED'",
+        ):
+            found |= {run.run_id: run for run in self._search(f"{SCHEDULED} AND {what}")}
+        for run_id in unfinished - found.keys():
+            try:
+                found[run_id] = self._get(run_id)
+            except RunGone:
+                self._runs.pop(run_id)
+        self._runs |= found
+
+    def _get(self, run_id: str) -> TrackedRun:
+        run = self._ask(lambda client: client.get_run(run_id), run_id)
+        if run.info.lifecycle_stage == "deleted":
+            raise RunGone(run_id)
+        return self._tracked(run)
+
+    def _search(self, query: str) -> Iterable[TrackedRun]:
+        if not self._experiments and not self._exists():
+            return []
+        self._experiments = self._ask(
+            lambda client: {
+                each.experiment_id: each.name
+                for each in _pages(lambda token: client.search_experiments(page_token=token))
+            }
+        )
+        found = self._ask(
+            lambda client: _pages(
+                lambda token: client.search_runs(
+                    list(self._experiments), query, max_results=1000, page_token=token
+                )
+            )
+        )
+        return [self._tracked(run) for run in found]
+
+    def _exists(self) -> bool:
+        """False where asking would make a tracking database."""
+        file = self.uri.removeprefix("sqlite:///")
+        return file == self.uri or Path(file).exists()
+
+    def _tracked(self, run: Run) -> TrackedRun:
+        info, tags = run.info, run.data.tags
+        return TrackedRun(
+            run_id=info.run_id,
+            experiment_id=info.experiment_id,
+            experiment=self._experiments.get(info.experiment_id, info.experiment_id),
+            name=info.run_name or "",
+            user=tags.get("mlflow.user", info.user_id or ""),
+            status=info.status,
+            started_at=(info.start_time or 0) / 1000,
+            ended_at=info.end_time / 1000 if info.end_time else None,
+            tags=tags,
+            params=run.data.params,
+            metrics=run.data.metrics,
+        )
+
+    def _ask(self, question: Callable[[Any], T], run_id: str = "") -> T:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        if self._failure is not None and time.monotonic() < self._failure[0]:
+            raise self._failure[1]
+        try:
+            if self._client is None:
+                self._client = MlflowClient(self.uri)
+            answer = question(self._client)
+        except Exception as error:
+            absent = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+            if run_id and isinstance(error, MlflowException) and error.error_code in absent:
+                raise RunGone(run_id) from error
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            told = TrackingError(
+                f"{redacted(self.uri)} does not answer ({redacted(first)[:200]}). Start it, or"
+                " start the dashboard with another --tracking-uri; this page tries again by itself."
+            )
+            self._failure = (time.monotonic() + RETRY_S, told)
+            raise told from error
+        self._failure = None
+        return answer
+
+
+def _pages(ask: Callable[[str | None], Any]) -> list[Any]:
+    """All items of a search, page after page."""
+    items: list[Any] = []
+    token = None
+    while True:
+        page = ask(token)
+        items += page
+        token = page.token
+        if not token:
+            return items
+
+
+def _newer(client: Any, run_id: str, metric: str, known: History) -> History:
+    """What is known, and what came after it."""
+    from mlflow.utils.search_utils import SearchUtils
+
+    # MlflowClient itself always reads a history from its beginning.
+    store = client._tracking_client.store
+    token = SearchUtils.create_page_token(len(known)) if len(known) else None
+    found: list[Any] = []
+    while True:
+        page = store.get_metric_history(run_id, metric, max_results=PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            break
+    if not found:
+        return known
+    return History(
+        np.concatenate([known.times, [each.timestamp / 1000 for each in found]]),
+        np.concatenate([known.steps, [float(each.step) for each in found]]),
+        np.concatenate([known.values, [each.value for each in found]]),
+    )

@@ -1,0 +1,114 @@
+"""``rlsched dashboard``: the runs, the devices and the decisions in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import click
+
+from mlflow_rlsched.cli.common import WrongUsage, store_option
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EXTRA = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "pandas", "waitress")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8050, show_default=True, type=click.IntRange(1, 65535), help="TCP port."
+)
+@click.option("--url-prefix", default="/", show_default=True, help="Path below which it is served.")
+@click.option(
+    "--tracking-uri",
+    envvar="MLFLOW_TRACKING_URI",
+    metavar="URI",
+    help="MLflow tracking URI of the runs; by default as runs are submitted.",
+)
+@click.option(
+    "--mlflow-ui-url",
+    metavar="URL",
+    help="MLflow UI that links lead to; by default the tracking URI, where that is a server.",
+)
+@store_option
+@click.option(
+    "--read-only/--allow-actions",
+    default=None,
+    help="Whether runs can be cancelled, retried and given priorities. Read-only by default where"
+    " others can reach it and need not say who they are.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="File, readable by you alone, with the token that a browser has to know"
+    " (or RLSCHED_DASHBOARD_TOKEN).",
+)
+@click.option(
+    "--user-header",
+    metavar="NAME",
+    help="Header in which a proxy that checks who comes names the user.",
+)
+def dashboard(
+    host: str,
+    port: int,
+    url_prefix: str,
+    tracking_uri: str | None,
+    mlflow_ui_url: str | None,
+    url: str,
+    read_only: bool | None,
+    token_file: Path | None,
+    user_header: str | None,
+) -> None:
+    """Show runs, devices, decisions and policies in a browser, until Ctrl-C."""
+    if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
+        raise click.ClickException(
+            f"the dashboard needs {', '.join(missing)}: `pip install 'mlflow-rlsched[dashboard]'`"
+        )
+    token = _token(token_file)
+    local = host in LOOPBACK
+    known = token is not None or user_header is not None
+    if read_only is False and not local and not known:
+        raise WrongUsage(
+            f"--allow-actions on {host} would let anybody end runs: add --token-file or"
+            " --user-header, or listen on 127.0.0.1"
+        )
+    from rlsched_dashboard.serving import serve
+    from rlsched_dashboard.settings import Settings
+
+    settings = Settings(
+        store=url,
+        tracking_uri=_tracking_uri(tracking_uri),
+        mlflow_ui_url=mlflow_ui_url,
+        host=host,
+        port=port,
+        url_prefix=f"/{url_prefix.strip('/')}/".replace("//", "/"),
+        read_only=not (local or known) if read_only is None else read_only,
+        token=token,
+        user_header=user_header,
+    )
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"http://{shown}:{port}{settings.url_prefix} (Ctrl-C ends it)")
+    try:
+        serve(settings)
+    except KeyboardInterrupt:
+        return
+
+
+def _tracking_uri(text: str | None) -> str:
+    from mlflow import get_tracking_uri
+
+    return text or str(get_tracking_uri())
+
+
+def _token(file: Path | None) -> str | None:
+    """The token that a browser has to know, or None."""
+    if file is None:
+        return os.environ.get("RLSCHED_DASHBOARD_TOKEN") or None
+    if file.stat().st_mode & 0o077:
+        raise WrongUsage(f"others can read {file}: `chmod 600 {file}`")
+    token = file.read_text().strip()
+    if not token:
+        raise WrongUsage(f"{file} is empty: write a token of at least 16 characters into it")
+    return token
