@@ -29,8 +29,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mlflow_rlsched import processes
-from mlflow_rlsched.cli.explain import change, changed
 from mlflow_rlsched.filelock import FileLock
+from mlflow_rlsched.overview.decisions import change, changed
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

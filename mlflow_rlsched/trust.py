@@ -24,11 +24,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlflow_rlsched.daemon import agent_folder, user_name
 from mlflow_rlsched.sharing import is_shared, requests_dir
-from mlflow_rlsched.store import Task, TaskSpec
+from mlflow_rlsched.store import StoreError, Task, TaskSpec
+
+if TYPE_CHECKING:
+    from mlflow_rlsched.config import PoolRules
 
 KEY_BYTES = 32
 SPEC, QUEUE, PRIORITY, CANCEL = "spec", "queue", "priority", "cancel"
@@ -44,6 +47,20 @@ DRAFT_S = 3600.0
 
 class TrustError(OSError):
     """A key or a folder of requests cannot be used; the text says why and what to do."""
+
+
+def shared_rules(store: str) -> PoolRules | None:
+    """What the administrator says of a store that users share; None for one's own store.
+
+    Raises:
+        StoreError: The administrator's file cannot be used.
+    """
+    from mlflow_rlsched.config import ConfigError, pool_rules
+
+    try:
+        return pool_rules() if is_shared(store) else None
+    except ConfigError as error:
+        raise StoreError(str(error)) from error
 
 
 def queue_time(before: Task | None) -> float:

@@ -11,7 +11,6 @@ import click
 
 from mlflow_rlsched.cli.common import (
     Group,
-    duration,
     json_option,
     my_tasks,
     open_existing,
@@ -20,6 +19,7 @@ from mlflow_rlsched.cli.common import (
 )
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.processes import Identity
+from mlflow_rlsched.words import duration
 
 START_WAIT_S = 20.0
 STOP_WAIT_S = 60.0

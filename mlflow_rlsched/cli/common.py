@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,19 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_rlsched.daemon import AgentFiles, user_name
-from mlflow_rlsched.sharing import SQLITE, is_shared
+from mlflow_rlsched.daemon import user_name
+from mlflow_rlsched.sharing import SQLITE
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from mlflow_rlsched.config import PoolRules
     from mlflow_rlsched.store import Store, Task
 
-SERVER_WAIT_S = 20.0
 PIPE_WIDTH = 240
-ID_WIDTH = 8
 MIN_PREFIX = 4
 
 
@@ -45,11 +41,12 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        from mlflow_rlsched.requests import RefusedError
         from mlflow_rlsched.store import StoreError
 
         try:
             return super().invoke(ctx)
-        except StoreError as error:
+        except (StoreError, RefusedError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
             raise  # click ends quietly when nobody reads any more
@@ -128,63 +125,12 @@ def find_task(store: Store, text: str) -> Task:
     return found[0]
 
 
-def shared_rules(url: str) -> PoolRules | None:
-    """What the administrator says of a store that users share; None for one's own store."""
-    from mlflow_rlsched.config import ConfigError, pool_rules
-
-    try:
-        return pool_rules() if is_shared(url) else None
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def my_tasks(store: Store) -> list[Task]:
     """What this user's agent on this host has to do: waiting and running tasks."""
     from mlflow_rlsched.store import State
 
     tasks = store.tasks([State.QUEUED, State.RUNNING], socket.gethostname())
     return [task for task in tasks if task.spec.user == user_name()]
-
-
-def wake_agent(url: str) -> str | None:
-    """Let the agent look at the store now, starting it if needed; what is in the way, if so."""
-    files = AgentFiles(url)
-    if files.held.exists() and not files.alive():
-        return "the agent was stopped: `rlsched agent start` lets it go on"
-    files.start()
-    files.wake()
-    return None
-
-
-def ask_server(action: Callable[[], object]) -> str | None:
-    """Ask something of a tracking server, which may be silent.
-
-    Returns:
-        What went wrong, None when the action ended well within ``SERVER_WAIT_S``.
-    """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    outcome: list[str | None] = []
-
-    def run() -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001  # any failure is a finding
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            outcome.append(lines[0][:300])
-        else:
-            outcome.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(SERVER_WAIT_S)
-    return outcome[0] if outcome else f"no answer within {SERVER_WAIT_S:g} s"
-
-
-def tracking_store_is_there(uri: str) -> bool:
-    """False where asking would make a tracking database."""
-    file = uri.removeprefix("sqlite:///")
-    return file == uri or Path(file).exists()
 
 
 def print_json(value: Any) -> None:
@@ -227,22 +173,6 @@ def plain(value: object) -> str:
     """Text that cannot command the terminal."""
     text = str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-
-
-def short(run_id: str) -> str:
-    """The beginning of a run id, as people tell runs apart."""
-    return run_id[:ID_WIDTH]
-
-
-def duration(seconds: float) -> str:
-    """A length of time in one or two units."""
-    rest = max(0, round(seconds))
-    parts: list[str] = []
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
-        count, rest = divmod(rest, size)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return " ".join(part for part in parts[:2] if not part.startswith("0 ")) or "0 s"
 
 
 def clock(when: float | None) -> str:

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlflow_rlsched.cli.common import (
-    ask_server,
-    duration,
-    json_option,
-    my_tasks,
-    open_existing,
-    print_json,
-    short,
-    tracking_store_is_there,
-)
+from mlflow_rlsched.asking import ask_server, tracking_store_is_there
+from mlflow_rlsched.cli.common import json_option, my_tasks, open_existing, print_json
 from mlflow_rlsched.daemon import AgentFiles, home
 from mlflow_rlsched.sharing import HOW_TO, is_shared, requests_dir
+from mlflow_rlsched.words import duration, short
 
 if TYPE_CHECKING:
     from mlflow_rlsched.store import Quarantine, Store, Task
@@ -284,9 +277,9 @@ def _age_s(line: str) -> float:
 
 def why_not_offered(store: Store) -> dict[str, str]:
     """Why devices of this host are not offered, by their ids."""
-    from mlflow_rlsched.cli.devices import device_rows
     from mlflow_rlsched.devices import open_inventory
     from mlflow_rlsched.devices.cpu import CpuSlotsError
+    from mlflow_rlsched.overview.devices import device_rows
 
     try:
         with closing(open_inventory()) as inventory:
@@ -303,7 +296,7 @@ def check_quarantine(quarantined: Sequence[Quarantine], notes: Mapping[str, str]
         quarantined: All on record.
         notes: Why devices are not offered: one whose time is over may still not be empty.
     """
-    from mlflow_rlsched.cli.devices import failures
+    from mlflow_rlsched.overview.devices import failures
 
     now = time.time()
     found = []

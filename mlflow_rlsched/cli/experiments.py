@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from mlflow_rlsched.cli.common import (
-    WrongUsage,
-    ask_server,
-    plain,
-    progress_bar,
-    tracking_store_is_there,
-)
+from mlflow_rlsched.asking import ask_server, tracking_store_is_there
+from mlflow_rlsched.cli.common import WrongUsage, plain, progress_bar
 from mlflow_rlsched.credentials import redacted
 
 if TYPE_CHECKING:

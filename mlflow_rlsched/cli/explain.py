@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.cli.common import (
     WrongUsage,
-    duration,
     find_task,
     json_option,
     opened,
@@ -21,8 +19,14 @@ from mlflow_rlsched.cli.common import (
     store_option,
     table,
 )
-
-Record = Mapping[str, Any]
+from mlflow_rlsched.overview.decisions import (
+    Record,
+    action_text,
+    change,
+    changed,
+    rate_text,
+)
+from mlflow_rlsched.words import duration
 
 
 @click.command()
@@ -61,24 +65,6 @@ def _place(records: Sequence[Record], number: int | None) -> int:
         last = records[-1]["number"]
         raise WrongUsage(f"this run has no decision {number}: the last one is {last}")
     return places[-1]
-
-
-def changed(record: Record) -> bool:
-    """Whether a decision changed the setting."""
-    return bool(record["setting"] != record["before"])
-
-
-def change(record: Record) -> str:
-    """What a decision changed, in a few words."""
-    before, after = record["before"], record["setting"]
-    parts = []
-    if after["gpus"] != before["gpus"]:
-        parts.append(f"devices {before['gpus']} → {after['gpus']}")
-    if after["batch_size"] != before["batch_size"]:
-        parts.append(f"batch {_batch(before)} → {_batch(after)}")
-    if after["lr_scale"] != before["lr_scale"]:
-        parts.append(f"learning rate {_rate(record, before)} → {_rate(record, after)}")
-    return ", ".join(parts)
 
 
 def print_story(records: Sequence[Record], rows: int) -> None:
@@ -129,7 +115,12 @@ def _print(record: Record, after: Record | None) -> None:
 def _print_alternatives(record: Record) -> None:
     """What the other policies would have done; records of older agents do not hold it."""
     rows = [
-        [name, each["version"], _action(each["action"]) if each["action"] else "", each["reason"]]
+        [
+            name,
+            each["version"],
+            action_text(each["action"]) if each["action"] else "",
+            each["reason"],
+        ]
         for name, each in record.get("alternatives", {}).items()
     ]
     click.echo()
@@ -140,25 +131,14 @@ def _print_alternatives(record: Record) -> None:
 
 
 def _proposal(record: Record) -> list[str]:
-    return [_action(record["proposal"]["action"]), record["proposal"]["reason"]]
-
-
-def _action(action: Record) -> str:
-    wanted = []
-    if action["gpu_delta"]:
-        wanted.append(f"{action['gpu_delta']:+d} devices")
-    if action["batch_factor"] != 1:
-        wanted.append(f"batch x {action['batch_factor']:.3g}")
-    if action["lr_factor"] != 1:
-        wanted.append(f"learning rate x {action['lr_factor']:.3g}")
-    return ", ".join(wanted) or "no change"
+    return [action_text(record["proposal"]["action"]), record["proposal"]["reason"]]
 
 
 def _setting(record: Record, setting: Record) -> str:
     said = [f"{setting['gpus']} devices"]
     if setting["batch_size"] is not None:
         said.append(f"batch {setting['batch_size']}")
-    said.append(f"learning rate {_rate(record, setting)} (x {setting['lr_scale']:.4g})")
+    said.append(f"learning rate {rate_text(record, setting)} (x {setting['lr_scale']:.4g})")
     return ", ".join(said)
 
 
@@ -189,13 +169,3 @@ def _state_rows(record: Record) -> Iterable[Sequence[object]]:
             note = "not known" if known["missing"] else ""
             value, normalised = f"{known['value']:.4g}", f"{known['normalised']:+.2f}"
             yield field.name, value, field.unit, normalised, note
-
-
-def _batch(setting: Record) -> str:
-    return "?" if setting["batch_size"] is None else str(setting["batch_size"])
-
-
-def _rate(record: Record, setting: Record) -> str:
-    base = record["training"].get("learning_rate")
-    scale = setting["lr_scale"]
-    return f"x {scale:.4g}" if base is None else f"{base * scale:.4g}"

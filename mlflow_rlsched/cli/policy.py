@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_rlsched.asking import ask_server, tracking_store_is_there
 from mlflow_rlsched.cli.common import (
     Group,
     WrongUsage,
-    ask_server,
     clock,
     json_option,
     plain,
     print_json,
     print_table,
     table,
-    tracking_store_is_there,
 )
 from mlflow_rlsched.cli.evaluate import evaluate
 from mlflow_rlsched.cli.train import train

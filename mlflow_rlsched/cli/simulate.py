@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from mlflow_rlsched.cli.common import WrongUsage, duration, json_option, print_json
+from mlflow_rlsched.cli.common import WrongUsage, json_option, print_json
+from mlflow_rlsched.words import duration
 
 POLICIES = ("fixed", "backfill", "shortest", "tiresias", "optimus", "goodput", "flowtime")
 

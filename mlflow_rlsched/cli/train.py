@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_rlsched.asking import ask_server
 from mlflow_rlsched.cli.common import (
     WrongUsage,
-    ask_server,
     json_option,
     plain,
     print_json,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mlflow_rlsched import versions
-from mlflow_rlsched.cli import common, main
+from mlflow_rlsched import asking, versions
+from mlflow_rlsched.cli import main
 from mlflow_rlsched.daemon import AgentFiles, home
 from mlflow_rlsched.sharing import SQLITE
 from mlflow_rlsched.store import Store, open_store
@@ -46,7 +46,7 @@ def no_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Address of a server that takes connections and never answers, and is not waited for."""
-    monkeypatch.setattr(common, "SERVER_WAIT_S", 0.0)
+    monkeypatch.setattr(asking, "SERVER_WAIT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

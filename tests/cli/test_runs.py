@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from mlflow_rlsched import decision_log
-from mlflow_rlsched.cli.common import duration
 from mlflow_rlsched.daemon import home
 from mlflow_rlsched.store import AgentRecord, DeviceShare, Ending, State, Store
+from mlflow_rlsched.words import duration
 from tests.cli.conftest import Rlsched, submit, write
 
 AGAIN = Ending(State.QUEUED, "killed", "it was ended by SIGKILL from outside", 137, counts=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_rlsched import daemon, trust
-from mlflow_rlsched.cli import requests
+from mlflow_rlsched import daemon, requests, trust
 from mlflow_rlsched.cli.doctor import check_sharing
 from mlflow_rlsched.sharing import requests_dir
 from mlflow_rlsched.store import Ending, State, Store, Task, open_store

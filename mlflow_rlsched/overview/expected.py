@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_rlsched import decision_log
-from mlflow_rlsched.cli.common import duration, shared_rules, short
 from mlflow_rlsched.daemon import user_name
+from mlflow_rlsched.trust import shared_rules
+from mlflow_rlsched.words import duration, short
 
 if TYPE_CHECKING:
     from mlflow_rlsched.agent.forecast import Holding, Reservation
