@@ -56,6 +56,25 @@ def read(run_dir: Path) -> Iterator[dict[str, Any]]:
         return
 
 
+def since(run_dir: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Whole records after ``offset`` bytes, oldest first, and the offset to go on from.
+
+    A file that is shorter than ``offset`` is another one, and is read from its beginning; of one
+    that is not there, or another user's, there are no records.
+    """
+    try:
+        with open(run_dir / NAME, "rb") as file:
+            if os.fstat(file.fileno()).st_size < offset:
+                offset = 0
+            file.seek(offset)
+            data = file.read()
+    except OSError:
+        return [], offset
+    whole = data[: data.rfind(b"\n") + 1]
+    found = [record for line in whole.splitlines() if (record := _parsed(line))]
+    return found, offset + len(whole)
+
+
 def _tail(run_dir: Path) -> list[bytes]:
     try:
         with open(run_dir / NAME, "rb") as file:

@@ -108,11 +108,11 @@ def _told(url: str, task: Task, message: str) -> str:
     """The message, with what it still needs, once the agent was woken."""
     if _is_anothers(url, task):
         return f"{message}, as soon as the agent of {task.spec.user} looks"
-    obstacle = _wake_agent(url)
+    obstacle = wake_agent(url)
     return f"{message}; {obstacle}" if obstacle else message
 
 
-def _wake_agent(url: str) -> str | None:
+def wake_agent(url: str) -> str | None:
     """Let the agent look at the store now, starting it if needed; what is in the way, if so."""
     files = AgentFiles(url)
     if files.held.exists() and not files.alive():

@@ -9,13 +9,17 @@ from dash import Dash, Input, Output
 from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError
-from rlsched_dashboard import shell
+from rlsched_dashboard import actions, shell
 from rlsched_dashboard.components import notice
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.pages import cluster, compare, now, policy, run, runs, search
 from rlsched_dashboard.settings import Settings
+from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking, TrackingError
+from rlsched_dashboard.sources.usage import Meter
+
+_logger = logging.getLogger(__name__)
 
 PAGES = {
     "/": now,
@@ -49,9 +53,10 @@ def create_app(settings: Settings) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
         enable_mcp=False,
     )
-    context = Context(settings, Scheduler(settings.store), Tracking(settings.tracking_uri))
+    context = _context(settings)
     app.layout = shell.layout(context)
     shell.register(app)
+    actions.register(app, context)
     for page in PAGES.values():
         page.register(app, context)
 
@@ -62,6 +67,12 @@ def create_app(settings: Settings) -> Dash:
         return shown(context, view)
 
     return app
+
+
+def _context(settings: Settings) -> Context:
+    scheduler, tracking = Scheduler(settings.store), Tracking(settings.tracking_uri)
+    decisions = Decisions(tracking)
+    return Context(settings, scheduler, tracking, decisions, Meter(scheduler, decisions))
 
 
 def shown(context: Context, view: View) -> Component:
@@ -79,3 +90,7 @@ def shown(context: Context, view: View) -> Component:
         return notice("The store cannot be read", str(error), kind="error")
     except TrackingError as error:
         return notice("MLflow cannot be read", str(error), kind="error")
+    except Exception as error:
+        _logger.exception("the page %s failed", view.path)
+        text = f"{type(error).__name__}: {error}. The dashboard's own output says more."
+        return notice("This page failed", text, kind="error")

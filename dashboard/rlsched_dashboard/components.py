@@ -24,19 +24,20 @@ def state_badge(state: str) -> Component:
     return dmc.Badge(state, color=COLOURS.get(state, "gray"), variant="light", radius="sm")
 
 
-def figure(label: str, value: str, note: str = "", identifier: str | None = None) -> Component:
-    """A key figure: what it is, its value, and what it rests on."""
-    more = {"id": identifier} if identifier else {}
+def figure(label: str, value: str, note: str = "", title: str = "") -> Component:
+    """A key figure: what it is, its value, what it rests on; ``title`` says more to a pointer."""
     return dmc.Paper(
-        [
-            dmc.Text(label, size="sm", c="dimmed"),
-            dmc.Text(value, className="figure-value"),
-            dmc.Text(note, size="xs", c="dimmed"),
-        ],
+        html.Div(
+            [
+                dmc.Text(label, size="sm", c="dimmed"),
+                dmc.Text(value, className="figure-value"),
+                dmc.Text(note, size="xs", c="dimmed"),
+            ],
+            title=title,
+        ),
         className="figure",
         withBorder=True,
         p="md",
-        **more,
     )
 
 
@@ -47,7 +48,7 @@ def strip(figures: Sequence[Component]) -> Component:
 
 def card(title: str, children: Any, actions: Any = None, note: str = "") -> Component:
     """A titled part of a page."""
-    heading: list[Any] = [dmc.Title(title, order=2, size="h5")]
+    heading: list[Any] = [dmc.Title(title, order=2, size="h5")] if title else []
     if note:
         heading.append(dmc.Text(note, size="sm", c="dimmed"))
     return dmc.Paper(

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from rlsched_dashboard.settings import Settings
+from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking
+from rlsched_dashboard.sources.usage import Meter
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,17 @@ class Context:
 
     Attributes:
         settings: What it was started with.
-        scheduler: The store, the queue, devices, decisions.
+        scheduler: The store, the queue, devices.
         tracking: Runs and metric histories in MLflow.
+        decisions: Decisions of runs.
+        meter: What runs took and saved.
     """
 
     settings: Settings
     scheduler: Scheduler
     tracking: Tracking
+    decisions: Decisions
+    meter: Meter
 
     def href(self, path: str, **query: str) -> str:
         """Address of a page of the dashboard, prefix included."""

@@ -6,13 +6,7 @@ import math
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-ID_WIDTH = 8
 MISSING = "—"
-
-
-def short(run_id: str) -> str:
-    """The beginning of a run id, as people tell runs apart."""
-    return run_id[:ID_WIDTH]
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -31,6 +25,13 @@ def number(value: float | None, digits: int = 4) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction in whole percent."""
     return MISSING if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.0f} %"
+
+
+def hours(device_s: float) -> str:
+    """Device-seconds as hours; as minutes below one."""
+    if abs(device_s) < 3600:
+        return f"{round(device_s / 60, 1) + 0.0:g} min"
+    return f"{device_s / 3600:,.1f} h"
 
 
 def size(count: float | None) -> str:

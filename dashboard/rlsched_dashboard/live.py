@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
+from plotly.utils import PlotlyJSONEncoder
 
 INTERVAL_MS = 2000
 
@@ -42,6 +46,19 @@ def register(app: Dash) -> None:
     )
 
 
+def digests(parts: Mapping[str, Any]) -> dict[str, str]:
+    """What tells whether a part changed, by its name."""
+    return {
+        name: hashlib.sha256(json.dumps(part, cls=PlotlyJSONEncoder).encode()).hexdigest()[:16]
+        for name, part in parts.items()
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON can carry; NaN and infinities are none."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def keep_in_address(app: Dash, parts: Mapping[str, tuple[str, str]]) -> None:
     """Keep what people set on a page in its address, so that a link shows the same.
 
@@ -49,10 +66,9 @@ def keep_in_address(app: Dash, parts: Mapping[str, tuple[str, str]]) -> None:
         app: The app.
         parts: Component and property by the name of the address's parameter.
     """
-    names: dict[str, Any] = {name: Input(*where) for name, where in parts.items()}
     app.clientside_callback(
-        ClientsideFunction("live", "address"),
+        f"(...values) => dash_clientside.live.address({json.dumps(list(parts))}, values)",
         Output("address", "data", allow_duplicate=True),
-        names,
+        *(Input(*where) for where in parts.values()),
         prevent_initial_call=True,
     )

@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from rlsched_dashboard import icons, live
+from rlsched_dashboard import actions, icons, live
 from rlsched_dashboard.context import Context
 
 NAVIGATION = (
@@ -25,9 +25,10 @@ def layout(context: Context) -> Component:
     """The frame."""
     return dmc.MantineProvider(
         [
-            dcc.Location(id="url"),
+            dcc.Store(id="place"),
             dcc.Store(id="view"),
             live.components(),
+            actions.components(),
             dmc.NotificationContainer(id="notifications", position="bottom-right"),
             html.A("Skip to the content", href="#page", className="skip"),
             dmc.AppShell(
@@ -63,9 +64,7 @@ def register(app: Dash) -> None:
     app.clientside_callback(
         ClientsideFunction("shell", "view"),
         Output("view", "data"),
-        Output("zone", "value"),
-        Input("url", "pathname"),
-        Input("url", "search"),
+        Input("place", "data"),
         Input("zone", "value"),
     )
     app.clientside_callback(
@@ -77,7 +76,7 @@ def register(app: Dash) -> None:
     app.clientside_callback(
         ClientsideFunction("shell", "close"),
         Output("burger", "opened"),
-        Input("url", "pathname"),
+        Input("place", "data"),
         prevent_initial_call=True,
     )
 

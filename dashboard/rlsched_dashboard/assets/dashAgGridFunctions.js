@@ -31,6 +31,13 @@ window.dashAgGridFunctions.rlsched = {
     return new Intl.DateTimeFormat("sv-SE", look).format(value * 1000);
   },
 
+  moment(value, zone) {
+    if (value === null || value === undefined) return "";
+    const text = window.dashAgGridFunctions.rlsched.when(value, zone);
+    const today = window.dashAgGridFunctions.rlsched.when(Date.now() / 1000, zone);
+    return text.slice(0, 10) === today.slice(0, 10) ? text.slice(11) : text.slice(5, 16);
+  },
+
   theme(base) {
     const colours = (background, text, border) => ({
       backgroundColor: background,
@@ -65,9 +72,7 @@ window.dashAgGridComponentFunctions.Link = function (props) {
   const follow = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
     event.preventDefault();
-    window.history.pushState({}, "", href);
-    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-    window.scrollTo(0, 0);
+    rlsched.go(href);
   };
   return React.createElement("a", { href, onClick: follow, className: "grid-link" }, props.value);
 };

@@ -10,14 +10,15 @@ window.dash_clientside.live = {
   },
 
   // Keeps what is set on the page in the address, without a step in the browser's history.
-  address(parts) {
+  address(names, values) {
     const query = new URLSearchParams(window.location.search);
-    for (const [name, value] of Object.entries(parts)) {
+    names.forEach((name, place) => {
+      const value = values[place];
       const text = value === null || value === undefined ? "" :
         typeof value === "object" ? JSON.stringify(value) : String(value);
       if (text === "" || text === "{}" || text === "[]") query.delete(name);
       else query.set(name, text);
-    }
+    });
     const search = query.toString();
     const address = window.location.pathname + (search ? `?${search}` : "");
     window.history.replaceState(window.history.state, "", address);
@@ -32,11 +33,11 @@ window.dash_clientside.shell = {
     return window.dash_clientside.no_update;
   },
 
-  view(path, search, zone) {
+  // What the address bar asks for: read there, as pages write to it behind the app's back.
+  view(place, zone) {
     const local = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
     const query = Object.fromEntries(new URLSearchParams(window.location.search));
-    const where = { path, query, zone: zone === "UTC" ? "UTC" : local };
-    return [where, window.dash_clientside.no_update];
+    return { path: window.location.pathname, query, zone: zone === "UTC" ? "UTC" : local };
   },
 
   navigation(opened) {

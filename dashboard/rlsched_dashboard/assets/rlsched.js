@@ -24,6 +24,18 @@ window.rlsched = window.rlsched || {};
   });
   dark.addEventListener("change", () => rlsched.paint(chosen()));
 
+  // Links of Dash's components tell of a new address by this event; the browser's buttons by the
+  // other one. A component of Dash that follows the address would undo what pages keep in it.
+  for (const name of ["_dashprivate_pushstate", "popstate"]) {
+    window.addEventListener(name, () => dash_clientside.set_props("place", { data: Date.now() }));
+  }
+
+  rlsched.go = function (address) {
+    window.history.pushState({}, "", address);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    window.scrollTo(0, 0);
+  };
+
   function save(name, type, text) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type }));

@@ -1,20 +1,35 @@
-"""What the store and the run directories tell: tasks, devices, queue, decisions."""
+"""What the store and the run directories tell: tasks, devices, the queue, the agent."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psutil
+
+from mlflow_rlsched import requests
+from mlflow_rlsched.daemon import AgentFiles
+from mlflow_rlsched.devices import open_inventory
+from mlflow_rlsched.devices.interface import Inventory
+from mlflow_rlsched.overview.devices import device_rows
+from mlflow_rlsched.overview.expected import expected_starts
+from mlflow_rlsched.overview.queue import queue_rows
+from mlflow_rlsched.overview.run import describe
 from mlflow_rlsched.sharing import SQLITE
 from mlflow_rlsched.store import Attempt, State, Store, Task, open_store
 
 T = TypeVar("T")
 
+FINAL = [state for state in State if state.final]
+FRESH_S = 1.0
+"""How long what all viewers see alike is kept, seconds."""
+
 
 class Scheduler:
-    """Reads one store.
+    """Reads one store, and the devices of this host.
 
     Args:
         url: Absolute URL of the store, which need not exist yet.
@@ -24,6 +39,90 @@ class Scheduler:
         self.url = url
         self._lock = threading.Lock()
         self._store: Store | None = None
+        self._inventory: Inventory | None = None
+        self._kept: dict[str, tuple[float, Any]] = {}
+        psutil.cpu_percent()  # measures from one call to the next
+
+    def exists(self) -> bool:
+        """Whether anything was ever submitted to this store."""
+        return Path(self.url.removeprefix(SQLITE)).exists()
+
+    def agent_lives(self) -> bool:
+        """Whether this user's agent of the store lives on this host."""
+        return AgentFiles(self.url).alive()
+
+    def tasks(
+        self, states: Sequence[State] | None = None, limit: int | None = None
+    ) -> Sequence[Task]:
+        """Tasks by rank: see ``Store.tasks``."""
+        return self._ask(lambda store: store.tasks(states, limit=limit), [])
+
+    def ended(self, limit: int) -> list[Task]:
+        """The tasks that ended last, newest first."""
+        tasks = self.tasks(FINAL, limit)
+        return sorted(tasks, key=lambda task: -(task.ended_at or 0))
+
+    def task(self, run_id: str) -> Task | None:
+        """The task of a run, or None."""
+        return self._ask(lambda store: store.get(run_id), None)
+
+    def attempts(self, run_id: str) -> Sequence[Attempt]:
+        """Attempts of a run, oldest first."""
+        return self._ask(lambda store: store.attempts(run_id), [])
+
+    def queue(self) -> list[dict[str, Any]]:
+        """What waits and what runs, as ``rlsched queue --json`` tells it."""
+
+        def read() -> list[dict[str, Any]]:
+            return self._ask(lambda store: queue_rows(store, time.time(), self.url), [])
+
+        return self._fresh("queue", read)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """This host's devices, as ``rlsched devices --json`` tells them.
+
+        Raises:
+            ValueError: ``RLSCHED_CPU_SLOTS`` is no number of slots; the text says so.
+        """
+
+        def read() -> list[dict[str, Any]]:
+            inventory = self._inventory = self._inventory or open_inventory()
+            return self._ask(lambda store: device_rows(inventory, store), None) or device_rows(
+                inventory, None
+            )
+
+        return self._fresh("devices", read)
+
+    def cpu_fraction(self) -> float:
+        """Part of this host's cores that was busy since the last look."""
+
+        def read() -> float:
+            return psutil.cpu_percent() / 100
+
+        return self._fresh("cpu", read)
+
+    def describe(self, task: Task) -> dict[str, Any]:
+        """All that is known of a run, as ``rlsched show --json`` tells it."""
+        attempts = self.attempts(task.run_id)
+        start = None
+        if task.state is State.QUEUED:
+            starts: dict[str, dict[str, Any]] = self._ask(
+                lambda store: expected_starts(store, time.time(), self.url), {}
+            )
+            start = starts.get(task.run_id)
+        return describe(task, attempts, start)
+
+    def cancel(self, task: Task) -> str:
+        """Ask for the end of a run: see ``requests.cancel``."""
+        return self._ask(lambda store: requests.cancel(store, self.url, task), "")
+
+    def prioritize(self, task: Task, priority: int) -> str:
+        """Give a run a priority: see ``requests.prioritize``."""
+        return self._ask(lambda store: requests.prioritize(store, self.url, task, priority), "")
+
+    def retry(self, task: Task, warn: Callable[[str], None]) -> str:
+        """Queue a failed or killed run again: see ``requests.retry``."""
+        return self._ask(lambda store: requests.retry(store, self.url, task, warn), "")
 
     def _ask(self, question: Callable[[Store], T], otherwise: T) -> T:
         """The store's answer; ``otherwise`` while there is no store.
@@ -33,21 +132,16 @@ class Scheduler:
         """
         with self._lock:
             if self._store is None:
-                if not Path(self.url.removeprefix(SQLITE)).exists():
+                if not self.exists():
                     return otherwise
                 self._store = open_store(self.url)
-        return question(self._store)
+            store = self._store
+        return question(store)
 
-    def tasks(
-        self, states: Sequence[State] | None = None, limit: int | None = None
-    ) -> Sequence[Task]:
-        """Tasks by rank: see ``Store.tasks``."""
-        return self._ask(lambda store: store.tasks(states, limit=limit), [])
-
-    def task(self, run_id: str) -> Task | None:
-        """The task of a run, or None."""
-        return self._ask(lambda store: store.get(run_id), None)
-
-    def attempts(self, run_id: str) -> Sequence[Attempt]:
-        """Attempts of a run, oldest first."""
-        return self._ask(lambda store: store.attempts(run_id), [])
+    def _fresh(self, name: str, read: Callable[[], T]) -> T:
+        """What was read a moment ago, for whoever else looks, or what is read now."""
+        kept = self._kept.get(name)
+        if kept is None or time.monotonic() - kept[0] > FRESH_S:
+            kept = self._kept[name] = (time.monotonic(), read())
+        value: T = kept[1]
+        return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.credentials import redacted
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ T = TypeVar("T")
 Numbers = npt.NDArray[np.float64]
 
 SCHEDULED = "tags.`rlsched.state` != ''"
+ARTIFACTS = "rlsched"
 FRESH_S = 1.0
 WHOLE_S = 60.0
 """How often all runs are read again: MLflow does not tell which were renamed or deleted."""
@@ -164,6 +167,24 @@ class Tracking:
             while total > KEPT_POINTS and len(self._histories) > 1:
                 total -= len(self._histories.popitem(last=False)[1])
             return found
+
+    def decisions(self, run_id: str) -> list[dict[str, Any]]:
+        """Decisions of a run as its artifact has them; none where it has no such artifact.
+
+        Raises:
+            RunGone: There is no such run, or it was deleted.
+            TrackingError: MLflow does not answer.
+        """
+
+        def read(client: Any) -> list[dict[str, Any]]:
+            path = f"{ARTIFACTS}/{decision_log.NAME}"
+            if path not in (each.path for each in client.list_artifacts(run_id, ARTIFACTS)):
+                return []
+            with tempfile.TemporaryDirectory() as folder:
+                file = client.download_artifacts(run_id, path, folder)
+                return list(decision_log.read(Path(file).parent))
+
+        return self._ask(read, run_id)
 
     def _renew(self) -> None:
         """Read what has begun since, and what was not over."""

@@ -1,0 +1,79 @@
+"""Decisions of runs: from their directories while those are there, else from MLflow."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow_rlsched import decision_log
+from rlsched_dashboard.sources.tracking import Tracking
+
+KEPT_RUNS = 200
+UNUSED = ("history",)
+"""Keys of a record that no page shows, and that are most of it."""
+
+Record = dict[str, Any]
+
+
+@dataclass
+class _Log:
+    """What was read of a run's decisions, and how far."""
+
+    records: list[Record] = field(default_factory=list)
+    offset: int = 0
+
+
+class Decisions:
+    """Reads each line once.
+
+    Args:
+        tracking: Has the decisions of runs whose directories are gone or elsewhere.
+    """
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._lock = threading.Lock()
+        self._logs: OrderedDict[str, _Log] = OrderedDict()
+
+    def of(self, run_id: str, run_dir: Path | None) -> Sequence[Record]:
+        """Decisions of a run so far, oldest first.
+
+        Args:
+            run_id: The run.
+            run_dir: Its directory, None where there is none on this host.
+
+        Raises:
+            RunGone: It has no directory, and MLflow does not know it.
+            TrackingError: It has no directory, and MLflow does not answer.
+        """
+        if run_dir is not None and (run_dir / decision_log.NAME).exists():
+            return self.of_directory(run_id, run_dir)
+        with self._lock:
+            log = self._log(run_id)
+            if not log.records:
+                log.records = [_slim(each) for each in self._tracking.decisions(run_id)]
+            return list(log.records)
+
+    def of_directory(self, run_id: str, run_dir: Path) -> Sequence[Record]:
+        """The same from its directory alone; none where that is gone or elsewhere."""
+        with self._lock:
+            log = self._log(run_id)
+            found, log.offset = decision_log.since(run_dir, log.offset)
+            log.records += [_slim(each) for each in found]
+            return list(log.records)
+
+    def _log(self, run_id: str) -> _Log:
+        log = self._logs.get(run_id) or _Log()
+        self._logs[run_id] = log
+        self._logs.move_to_end(run_id)
+        while len(self._logs) > KEPT_RUNS:
+            self._logs.popitem(last=False)
+        return log
+
+
+def _slim(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name not in UNUSED}
