@@ -99,7 +99,9 @@ def components() -> Component:
     )
 
 
-def register_choice(app: Dash, page: str, source: Input, read_only: bool) -> None:
+def register_choice(
+    app: Dash, page: str, source: Input, read_only: bool, always: bool = False
+) -> None:
     """Let the buttons of a page ask for what is chosen in it.
 
     Args:
@@ -107,17 +109,19 @@ def register_choice(app: Dash, page: str, source: Input, read_only: bool) -> Non
         page: As in ``buttons``.
         source: What is chosen: the ``selectedRows`` of a grid.
         read_only: Nothing can be asked.
+        always: Whether something is always chosen.
     """
     if read_only:
         return
 
-    @app.callback(
-        Output({"action": ALL, "page": page}, "disabled"),
-        source,
-        prevent_initial_call=True,
-    )
-    def _enable(chosen: list[dict[str, Any]] | None) -> list[bool]:
-        return [not chosen for _ in ctx.outputs_list]
+    if not always:
+        app.clientside_callback(
+            "(rows, all) => all.map(() => !(rows && rows.length))",
+            Output({"action": ALL, "page": page}, "disabled"),
+            source,
+            State({"action": ALL, "page": page}, "id"),
+            prevent_initial_call=True,
+        )
 
     @app.callback(
         Output("asked", "data", allow_duplicate=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,17 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 _GRID = "rgba(134,142,150,0.22)"
 HEIGHT = 240
 
+Identifier = str | dict[str, str]
+
 # Texts are coloured by the style sheet, so that a figure looks well in light and in dark.
 _AXIS = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GRID, "automargin": True}
+
+
+def _in_document(identifier: Identifier) -> str:
+    """The id that Dash gives the element."""
+    if isinstance(identifier, str):
+        return identifier
+    return json.dumps(identifier, sort_keys=True, separators=(",", ":"))
 
 
 def figure(
@@ -76,7 +86,7 @@ def steps(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: An
     return line(name, x, y, colour, line={"shape": "hv"}, **more)
 
 
-def graph(identifier: str, shown: go.Figure, label: str, height: int = HEIGHT) -> dcc.Graph:
+def graph(identifier: Identifier, shown: go.Figure, label: str, height: int = HEIGHT) -> dcc.Graph:
     """A graph of a fixed height; ``label`` is what a screen reader says."""
     return dcc.Graph(
         id=identifier,
@@ -89,7 +99,7 @@ def graph(identifier: str, shown: go.Figure, label: str, height: int = HEIGHT) -
 
 
 def chart_card(
-    identifier: str, title: str, shown: go.Figure, note: str = "", height: int = HEIGHT
+    identifier: Identifier, title: str, shown: go.Figure, note: str = "", height: int = HEIGHT
 ) -> Component:
     """A chart with its title and its two downloads."""
     actions = [
@@ -101,7 +111,7 @@ def chart_card(
             className="export",
             **{
                 "aria-label": f"Download {title} as {kind}",
-                "data-chart": identifier,
+                "data-chart": _in_document(identifier),
                 "data-kind": kind.lower(),
                 "data-name": title,
             },

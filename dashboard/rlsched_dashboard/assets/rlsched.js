@@ -70,10 +70,15 @@ window.rlsched = window.rlsched || {};
     return Plotly.downloadImage(shown, { format: "png", filename, ...size });
   }
 
+  function plotOf(id) {
+    const element = document.getElementById(id);
+    return element && element.querySelector(".js-plotly-plot");
+  }
+
   document.addEventListener("click", (event) => {
     const button = event.target.closest && event.target.closest(".export[data-chart]");
     if (!button) return;
-    const plot = document.querySelector(`[id="${button.dataset.chart}"] .js-plotly-plot`);
+    const plot = plotOf(button.dataset.chart);
     if (!plot) return;
     const name = button.dataset.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
     if (button.dataset.kind === "csv") save(`${name}.csv`, "text/csv", rlsched.csv(plot));
