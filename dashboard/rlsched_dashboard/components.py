@@ -9,19 +9,10 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-COLOURS = {
-    "queued": "gray",
-    "running": "blue",
-    "finished": "teal",
-    "failed": "red",
-    "killed": "orange",
-    "deleted": "gray",
-}
-
 
 def state_badge(state: str) -> Component:
     """A task's state."""
-    return dmc.Badge(state, color=COLOURS.get(state, "gray"), variant="light", radius="sm")
+    return html.Span(state, className=f"state {state}")
 
 
 def figure(label: str, value: str, note: str = "", title: str = "") -> Component:
@@ -56,6 +47,7 @@ def card(title: str, children: Any, actions: Any = None, note: str = "") -> Comp
             dmc.Group(
                 [html.Div(heading), dmc.Group(actions or [], gap="xs")],
                 justify="space-between",
+                align="flex-start",
                 mb="sm",
             ),
             children,

@@ -85,11 +85,10 @@ def charts_of(data: RunData) -> dict[str, Chart]:
     }
     shown = {name: chart for name, chart in found.items() if chart.metrics}
     if data.decisions:
-        hint = "a mark is a decision: point at it for the reason, click it for all of it"
-        shown["gpus"] = Chart("Devices", hint)
+        shown["gpus"] = Chart("Devices")
         if any(each["setting"]["batch_size"] is not None for each in data.decisions):
-            shown["batch_size"] = Chart("Batch size", hint)
-        shown["learning_rate"] = Chart("Learning rate", hint)
+            shown["batch_size"] = Chart("Batch size")
+        shown["learning_rate"] = Chart("Learning rate")
         shown["reward"] = Chart("Reward", "of each interval, by component, and their sum")
     return {name: shown[name] for name in NAMES if name in shown}
 
@@ -173,6 +172,7 @@ def _lines(
         x=timeline.axis(),
         y=percent,
         shapes=list(bands),
+        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         showlegend=len(metrics) > 1,
         meta={"sampled": sampled},
     )
@@ -269,9 +269,9 @@ def _axis(name: str, values: Sequence[float]) -> dict[str, Any]:
         ticks = [
             digit * 10.0**power
             for power in range(int(np.floor(low - room)), int(np.ceil(high + room)) + 1)
-            for digit in (1, 2, 5)
+            for digit in (1, 1.5, 2, 3, 5, 7)
         ]
-        shown = {"tickvals": ticks, "ticktext": [f"{tick:.0e}" for tick in ticks]}
+        shown = {"tickvals": ticks, "ticktext": [f"{tick:.1e}" for tick in ticks]}
         return {"type": "log", "range": [low - room, high + room], **shown}
     return {}
 

@@ -132,7 +132,9 @@ def decisions(data: RunData, zone: str) -> Component:
         "number",
         "Decisions: choose one to see all of it",
         height=420,
-        options={"rowSelection": {"mode": "singleRow", "checkboxes": False}},
+        options={
+            "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}
+        },
     )
 
 

@@ -97,7 +97,7 @@ def grid(
         id=identifier,
         columnDefs=[each if filters else {**each, "filter": False} for each in columns],
         rowData=list(rows),
-        getRowId=f"params.data.{row_id}",
+        getRowId=f"params.data.{row_id}.toString()",
         defaultColDef={"resizable": True, "sortable": True, "minWidth": 80},
         columnSize="responsiveSizeToFit",
         dashGridOptions={

@@ -25,6 +25,7 @@ class Timeline:
         start: Seconds since the epoch that count as 0.
         length_s: Seconds from there to the newest point.
         zone: Time zone of the clock.
+        over: Whether nothing is added any more.
         elapsed: Whether the axis counts from ``start`` instead of showing a clock.
         zoom: What is zoomed to, seconds since the epoch, or None.
     """
@@ -32,6 +33,7 @@ class Timeline:
     start: float
     length_s: float
     zone: str
+    over: bool
     elapsed: bool = False
     zoom: tuple[float, float] | None = None
 
@@ -62,7 +64,13 @@ class Timeline:
         title = {"title": {"text": f"{self.unit[1]} since the start"}} if self.elapsed else {}
         shown = {"type": "linear" if self.elapsed else "date", **title}
         if self.zoom is None:
-            return shown | {"autorange": True}
+            # All charts show the whole run, whatever part of it their own points cover.
+            ends = self.places((self.start, self.start + self.length_s))
+            kept = {"include": ends, "clipmin": ends[0]}
+            return shown | {
+                "autorange": True,
+                "autorangeoptions": kept | ({"clipmax": ends[1]} if self.over else {}),
+            }
         return shown | {"autorange": False, "range": self.places(self.zoom)}
 
     def thinned(self, history: History, most: int = MOST) -> tuple[list[Any], Numbers, Numbers]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -163,13 +164,12 @@ def register(app: Dash, context: Context) -> None:
 def timeline_of(data: RunData, zone: str, query: Mapping[str, str], zoom: Any = None) -> Timeline:
     """The axis of a run's charts, as the address has it; ``zoom`` are places on it."""
     start = data.started_at or time.time()
-    over = data.tracked.ended_at if data.tracked and data.tracked.is_over else None
-    newest = max(
-        [start + 1, over or time.time() if data.state == "running" or over is None else over]
-    )
-    if data.state == "queued" and data.attempts and data.attempts[-1].ended_at:
-        newest = data.attempts[-1].ended_at
-    plain = Timeline(start, max(1.0, newest - start), zone, query.get("axis") == "elapsed")
+    over = data.state != "running"
+    ends = [each.ended_at for each in data.attempts if each.ended_at]
+    if data.tracked and data.tracked.ended_at:
+        ends.append(data.tracked.ended_at)
+    length_s = max([1.0, (max(ends) if over and ends else time.time()) - start])
+    plain = Timeline(start, length_s, zone, over, query.get("axis") == "elapsed")
     places = zoom or _range(query.get("zoom"))
     if not places:
         return plain
@@ -177,7 +177,7 @@ def timeline_of(data: RunData, zone: str, query: Mapping[str, str], zoom: Any = 
         low, high = (plain.time(place) for place in places)
     except ValueError:
         return plain
-    return Timeline(plain.start, plain.length_s, zone, plain.elapsed, (low, high))
+    return replace(plain, zoom=(low, high))
 
 
 def _heads(context: Context, data: RunData, described: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,12 @@ def _chart_tools(timeline: Timeline) -> Component:
                 variant="default",
                 disabled=timeline.zoom is None,
             ),
-            dmc.Text("Drag to zoom all charts", size="xs", c="dimmed", visibleFrom="sm"),
+            dmc.Text(
+                "Drag over a chart to zoom all; click a mark for its decision",
+                size="xs",
+                c="dimmed",
+                visibleFrom="sm",
+            ),
         ],
         gap="sm",
         mb="sm",
