@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,9 +43,8 @@ class Changes:
         self._lock = threading.Lock()
         self._revision = 0
         self._rows: dict[str, Row] = {}
-        self._came: dict[str, int] = {}
         self._changed: dict[str, int] = {}
-        self._went: dict[str, int] = {}
+        self._lives: dict[str, list[tuple[int, float]]] = {}
 
     def take(self, rows: Iterable[Row]) -> int:
         """Take in all rows as they are now; the revision."""
@@ -53,24 +53,28 @@ class Changes:
             if now == self._rows:
                 return self._revision
             self._revision += 1
-            for name, row in now.items():
-                if name not in self._rows:
-                    self._came[name] = self._changed[name] = self._revision
-                    self._went.pop(name, None)
-                elif row != self._rows[name]:
-                    self._changed[name] = self._revision
+            for name in now.keys() - self._rows.keys():
+                self._lives.setdefault(name, []).append((self._revision, math.inf))
             for name in self._rows.keys() - now.keys():
-                self._went[name] = self._revision
+                self._lives[name][-1] = (self._lives[name][-1][0], self._revision)
+            for name, row in now.items():
+                if row != self._rows.get(name):
+                    self._changed[name] = self._revision
             self._rows = now
             return self._revision
 
     def since(self, revision: int) -> News:
         """What happened after a revision."""
         with self._lock:
+            there = {
+                name
+                for name, lives in self._lives.items()
+                if any(came <= revision < went for came, went in lives)
+            }
             fresh = [name for name in self._rows if self._changed[name] > revision]
             return News(
                 self._revision,
-                [self._rows[name] for name in fresh if self._came[name] > revision],
-                [self._rows[name] for name in fresh if self._came[name] <= revision],
-                [name for name, when in self._went.items() if when > revision],
+                [self._rows[name] for name in fresh if name not in there],
+                [self._rows[name] for name in fresh if name in there],
+                sorted(there - self._rows.keys()),
             )

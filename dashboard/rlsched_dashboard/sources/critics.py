@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -38,10 +39,12 @@ def q_values(
 
 @functools.lru_cache(_KEPT)
 def _read(version: str) -> Version | None:
-    try:
-        return Versions().find(version)
-    except (VersionNotFoundError, PolicyFileError, OSError):
-        return None
+    for name in (version, "shipped"):
+        with contextlib.suppress(VersionNotFoundError, PolicyFileError, OSError):
+            found = Versions().find(name)
+            if found.name == version:
+                return found
+    return None
 
 
 def _encoded(action: Mapping[str, Any]) -> list[float]:
