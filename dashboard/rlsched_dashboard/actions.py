@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from mlflow_rlsched.requests import MAX_PRIORITY, RefusedError
@@ -44,19 +45,24 @@ ACTIONS = {
 }
 
 
-def buttons(page: str, kinds: Sequence[str], read_only: bool, disabled: bool = True) -> Component:
-    """Buttons that ask for the runs chosen on a page; none where nothing can be changed."""
-    if read_only:
-        return html.Div()
+def buttons(page: str, kinds: Sequence[str], shown: Sequence[str] | None = None) -> Component:
+    """Buttons that ask for the runs chosen on a page.
+
+    Args:
+        page: Name of the place, as in ``register_choice``.
+        kinds: What can be asked there.
+        shown: Which of them can be asked now; None for those that wait for a choice.
+    """
     return dmc.Group(
         [
             dmc.Button(
                 ACTIONS[kind].label,
-                id={"action": kind, "page": page},
+                id=f"{page}-{kind}",
                 size="compact-sm",
                 variant="light",
                 color=ACTIONS[kind].colour,
-                disabled=disabled,
+                disabled=shown is None,
+                display=None if shown is None or kind in shown else "none",
             )
             for kind in kinds
         ],
@@ -100,40 +106,32 @@ def components() -> Component:
 
 
 def register_choice(
-    app: Dash, page: str, source: Input, read_only: bool, always: bool = False
+    app: Dash, page: str, kinds: Sequence[str], source: tuple[str, str], always: bool = False
 ) -> None:
     """Let the buttons of a page ask for what is chosen in it.
 
     Args:
         app: The app.
         page: As in ``buttons``.
-        source: What is chosen: the ``selectedRows`` of a grid.
-        read_only: Nothing can be asked.
+        kinds: As in ``buttons``.
+        source: Component and property of what is chosen, rows with ``run_id`` and ``name``.
         always: Whether something is always chosen.
     """
-    if read_only:
-        return
-
-    if not always:
+    for kind in kinds:
         app.clientside_callback(
-            "(rows, all) => all.map(() => !(rows && rows.length))",
-            Output({"action": ALL, "page": page}, "disabled"),
-            source,
-            State({"action": ALL, "page": page}, "id"),
+            f"(clicks, rows) => dash_clientside.actions.ask({json.dumps(kind)}, clicks, rows)",
+            Output("asked", "data", allow_duplicate=True),
+            Input(f"{page}-{kind}", "n_clicks"),
+            State(*source),
             prevent_initial_call=True,
         )
-
-    @app.callback(
-        Output("asked", "data", allow_duplicate=True),
-        Input({"action": ALL, "page": page}, "n_clicks"),
-        State(source.component_id, source.component_property),
-        prevent_initial_call=True,
-    )
-    def _ask(clicks: list[int | None], chosen: list[dict[str, Any]] | None) -> Any:
-        if not any(clicks) or not chosen or ctx.triggered_id is None:
-            return no_update
-        rows = [{"run_id": row["run_id"], "name": row.get("name", "")} for row in chosen]
-        return {"kind": ctx.triggered_id["action"], "runs": rows, "click": sum(map(bool, clicks))}
+        if not always:
+            app.clientside_callback(
+                "(rows) => !(rows && rows.length)",
+                Output(f"{page}-{kind}", "disabled"),
+                Input(*source),
+                prevent_initial_call=True,
+            )
 
 
 def register(app: Dash, context: Context) -> None:

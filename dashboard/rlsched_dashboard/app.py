@@ -54,6 +54,7 @@ def create_app(settings: Settings) -> Dash:
         enable_mcp=False,
     )
     context = _context(settings)
+    context.tracking.read_ahead()
     app.layout = shell.layout(context)
     shell.register(app)
     actions.register(app, context)

@@ -37,25 +37,25 @@ def strip(figures: Sequence[Component]) -> Component:
     return html.Div(list(figures), className="figures")
 
 
-def card(title: str, children: Any, actions: Any = None, note: str = "") -> Component:
-    """A titled part of a page."""
-    heading: list[Any] = [dmc.Title(title, order=2, size="h5")] if title else []
-    if note:
-        heading.append(dmc.Text(note, size="sm", c="dimmed"))
-    return dmc.Paper(
-        [
-            dmc.Group(
-                [html.Div(heading), dmc.Group(actions or [], gap="xs")],
-                justify="space-between",
-                align="flex-start",
-                mb="sm",
-            ),
-            children,
-        ],
-        withBorder=True,
-        p="md",
-        className="card",
-    )
+def card(
+    title: str, children: Any, actions: Any = None, note: str = "", wrap: bool = True
+) -> Component:
+    """A titled part of a page; ``wrap``: whether its actions may go below the title."""
+    parts = [children]
+    if title:
+        heading = [dmc.Title(title, order=2, size="h5")]
+        if note:
+            heading.append(dmc.Text(note, size="sm", c="dimmed"))
+        folds = "wrap" if wrap else "nowrap"
+        top = dmc.Group(
+            [html.Div(heading), dmc.Group(actions or [], gap="xs", wrap=folds)],
+            justify="space-between",
+            align="flex-start",
+            mb="sm",
+            wrap=folds,
+        )
+        parts.insert(0, top)
+    return dmc.Paper(parts, withBorder=True, p="md", className="card")
 
 
 def notice(title: str, text: str, command: str = "", kind: str = "empty") -> Component:
@@ -67,10 +67,13 @@ def notice(title: str, text: str, command: str = "", kind: str = "empty") -> Com
     return dmc.Alert(parts, title=title, color=colour, variant="light", className=f"notice {kind}")
 
 
-def page_title(title: str, actions: Any = None) -> Component:
-    """The heading of a page."""
+def page_title(title: str, actions: Any = None, beside: Any = None) -> Component:
+    """The heading of a page, what stands beside it, and on the right what can be done."""
     return dmc.Group(
-        [dmc.Title(title, order=1, size="h3"), dmc.Group(actions or [], gap="xs")],
+        [
+            dmc.Group([dmc.Title(title, order=1, size="h3"), beside], gap="sm"),
+            dmc.Group(actions or [], gap="xs"),
+        ],
         justify="space-between",
         mb="md",
     )

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from mlflow_rlsched.overview.decisions import change, changed
 from rlsched_dashboard import charts
-from rlsched_dashboard.charts import PALETTE
+from rlsched_dashboard.charts import PALETTE, Figure, Trace
 from rlsched_dashboard.sampling import MOST
 from rlsched_dashboard.sources.run import Record, RunData
 from rlsched_dashboard.sources.tracking import History
@@ -95,7 +94,7 @@ def charts_of(data: RunData) -> dict[str, Chart]:
 
 def figures(
     data: RunData, histories: Mapping[str, History], timeline: Timeline
-) -> dict[str, go.Figure]:
+) -> dict[str, Figure]:
     """A figure for each chart of ``charts_of``."""
     made = {}
     bands = _bands(data, timeline)
@@ -140,8 +139,8 @@ def _lines(
     histories: Mapping[str, History],
     timeline: Timeline,
     bands: Sequence[dict[str, Any]],
-) -> go.Figure:
-    traces: list[go.Scatter] = []
+) -> Figure:
+    traces: list[Trace] = []
     sampled = False
     for place, (label, metric) in enumerate(metrics.items()):
         history = histories.get(metric)
@@ -178,28 +177,29 @@ def _lines(
     )
 
 
-def _wild(
-    label: str, x: Sequence[Any], values: Any, steps: Any, finite: Any, colour: str
-) -> go.Scatter:
+def _wild(label: str, x: Sequence[Any], values: Any, steps: Any, finite: Any, colour: str) -> Trace:
     """Marks where a metric was no finite number: at the upper edge, whatever the axis shows."""
     at = np.flatnonzero(~finite)
     said = ["NaN" if np.isnan(values[i]) else "infinite" for i in at]
-    return go.Scatter(
-        name=f"{label}: not finite",
-        x=[x[int(i)] for i in at],
-        y=[0.97] * len(at),
-        yaxis="y2",
-        mode="markers",
-        marker={"symbol": "x", "size": 8, "color": "#e03131", "line": {"color": colour}},
-        text=[f"{label}: {word} at step {steps[i]:.0f}" for i, word in zip(at, said, strict=True)],
-        hovertemplate="%{text}<extra></extra>",
-        showlegend=False,
-    )
+    return {
+        "type": "scatter",
+        "name": f"{label}: not finite",
+        "x": [x[int(i)] for i in at],
+        "y": [0.97] * len(at),
+        "yaxis": "y2",
+        "mode": "markers",
+        "marker": {"symbol": "x", "size": 8, "color": "#e03131", "line": {"color": colour}},
+        "text": [
+            f"{label}: {word} at step {steps[i]:.0f}" for i, word in zip(at, said, strict=True)
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+        "showlegend": False,
+    }
 
 
 def _knob(
     name: str, records: Sequence[Record], timeline: Timeline, bands: Sequence[dict[str, Any]]
-) -> go.Figure:
+) -> Figure:
     """What a knob was set to, with a mark at each decision."""
     known = [record for record in records if _value(name, record, "setting") is not None]
     moved = [_value(name, each, "setting") != _value(name, each, "before") for each in known]
@@ -216,15 +216,15 @@ def _knob(
         text=[_told(record) for record in known],
         hovertemplate="%{text}<extra></extra>",
     )
-    trace.update(
-        mode="lines+markers",
-        marker={
+    trace |= {
+        "mode": "lines+markers",
+        "marker": {
             "size": [9 if each else 5 for each in moved],
             "color": [PALETTE[1] if each else PALETTE[0] for each in moved],
             "opacity": [1.0 if each else 0.45 for each in moved],
             "line": {"width": 0},
         },
-    )
+    }
     return charts.figure(
         [trace],
         x=timeline.axis(),
@@ -239,16 +239,16 @@ def more_decisions(
 ) -> list[Any]:
     """What Plotly is to add to the chart of a knob or of the rewards for ``new`` decisions."""
     if name == "reward":
-        drawn = list(_reward(new, timeline, ()).data)
+        drawn = _reward(new, timeline, ())["data"]
         parts = [part for part in REWARDS if any(each["reward"][part] for each in records)]
-        known = {trace.name: trace for trace in drawn}
-        x = list(drawn[-1].x)
-        y = [list(known[part].y) if part in known else [0.0] * len(x) for part in parts]
-        y.append(list(known["total"].y))
+        known = {trace["name"]: trace for trace in drawn}
+        x = drawn[-1]["x"]
+        y = [known[part]["y"] if part in known else [0.0] * len(x) for part in parts]
+        y.append(known["total"]["y"])
         return [{"x": [x] * len(y), "y": y}, list(range(len(y)))]
-    (trace,) = _knob(name, new, timeline, ()).data
-    added = {part: [list(trace[part])] for part in ("x", "y", "customdata", "text")}
-    look = {f"marker.{part}": [list(trace.marker[part])] for part in _LOOK}
+    (trace,) = _knob(name, new, timeline, ())["data"]
+    added = {part: [trace[part]] for part in ("x", "y", "customdata", "text")}
+    look = {f"marker.{part}": [trace["marker"][part]] for part in _LOOK}
     return [added | look, [0]]
 
 
@@ -303,7 +303,7 @@ def _wrapped(text: str, width: int = 70) -> list[str]:
 
 def _reward(
     records: Sequence[Record], timeline: Timeline, bands: Sequence[dict[str, Any]]
-) -> go.Figure:
+) -> Figure:
     """Rewards by component, stacked, with their total."""
     groups = np.array_split(np.arange(len(records)), min(len(records), BARS))
     x = timeline.places(records[int(group[-1])]["time"] for group in groups)
@@ -312,18 +312,19 @@ def _reward(
         for part in (*REWARDS, "total")
     }
     traces: list[Any] = [
-        go.Bar(
-            name=part,
-            x=x,
-            y=means[part],
-            marker={"color": colour, "line": {"width": 0}},
-            hovertemplate=f"{part} %{{y:+.3f}}<extra></extra>",
-        )
+        {
+            "type": "bar",
+            "name": part,
+            "x": x,
+            "y": means[part],
+            "marker": {"color": colour, "line": {"width": 0}},
+            "hovertemplate": f"{part} %{{y:+.3f}}<extra></extra>",
+        }
         for part, colour in REWARDS.items()
         if any(means[part])
     ]
-    total = charts.line("total", x, means["total"], "#868e96")
-    total.update(hovertemplate="total %{y:+.3f}<extra></extra>")
+    hover = {"hovertemplate": "total %{y:+.3f}<extra></extra>"}
+    total = charts.line("total", x, means["total"], "#868e96", **hover)
     return charts.figure(
         [*traces, total],
         x=timeline.axis(),

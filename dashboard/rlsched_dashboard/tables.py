@@ -15,8 +15,8 @@ Row = Mapping[str, Any]
 
 def _column(field: str, name: str, **more: Any) -> Column:
     # A column may grow where there is room, and is not squeezed where there is none.
-    least = {"minWidth": more["width"]} if "width" in more else {}
-    return {"field": field, "headerName": name, **least, **more}
+    size = {"minWidth": more["width"]} if "width" in more else {"flex": 1}
+    return {"field": field, "headerName": name, **size, **more}
 
 
 def text(field: str, name: str, **more: Any) -> Column:
@@ -92,6 +92,7 @@ def grid(
     shown: dict[str, Any] = {"domLayout": "autoHeight"} if height is None else {}
     if selection:
         shown["rowSelection"] = {"mode": "multiRow", "enableClickSelection": False}
+        shown["selectionColumnDef"] = {"pinned": "left", "width": 44}
     style = {"height": None if height is None else height, "width": "100%"}
     made = dag.AgGrid(
         id=identifier,
@@ -99,7 +100,6 @@ def grid(
         rowData=list(rows),
         getRowId=f"params.data.{row_id}.toString()",
         defaultColDef={"resizable": True, "sortable": True, "minWidth": 80},
-        columnSize="responsiveSizeToFit",
         dashGridOptions={
             "theme": {"function": "rlsched.theme(themeQuartz)"},
             "animateRows": False,

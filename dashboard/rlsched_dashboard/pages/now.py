@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError, Task
@@ -18,6 +18,8 @@ from rlsched_dashboard.context import Context, View
 ENDED = 30
 """Runs that ended lately."""
 
+OF_TASKS = ("cancel", "prioritize")
+OF_ENDED = ("retry",)
 _SENTENCE = {"minWidth": 260, "flex": 5, "wrapText": True, "autoHeight": True}
 
 
@@ -42,7 +44,7 @@ def layout(context: Context, view: View) -> Component:
                     selection=not read_only,
                     filters=False,
                 ),
-                actions.buttons("now-tasks", ("cancel", "prioritize"), read_only),
+                None if read_only else actions.buttons("now-tasks", OF_TASKS),
             ),
             components.card(
                 "Ended lately",
@@ -55,7 +57,7 @@ def layout(context: Context, view: View) -> Component:
                     selection=not read_only,
                     filters=False,
                 ),
-                actions.buttons("now-ended", ("retry",), read_only),
+                None if read_only else actions.buttons("now-ended", OF_ENDED),
             ),
             dcc.Store(id="now-zone", data=view.zone),
             dcc.Store(id="now-seen", data=live.digests(parts)),
@@ -65,9 +67,9 @@ def layout(context: Context, view: View) -> Component:
 
 def register(app: Dash, context: Context) -> None:
     """Its callbacks."""
-    read_only = context.settings.read_only
-    actions.register_choice(app, "now-tasks", Input("now-tasks", "selectedRows"), read_only)
-    actions.register_choice(app, "now-ended", Input("now-ended", "selectedRows"), read_only)
+    if not context.settings.read_only:
+        actions.register_choice(app, "now-tasks", OF_TASKS, ("now-tasks", "selectedRows"))
+        actions.register_choice(app, "now-ended", OF_ENDED, ("now-ended", "selectedRows"))
 
     @app.callback(
         Output("now-troubles", "children"),

@@ -33,7 +33,6 @@ def layout(context: Context, view: View) -> Component:
         return _gone(context, run_id)
     described = context.scheduler.describe(data.task) if data.task else {}
     timeline = timeline_of(data, view.zone, view.query)
-    read_only = context.settings.read_only
     name = data.name or short(run_id)
     heads = _heads(context, data, described)
     return html.Div(
@@ -41,12 +40,10 @@ def layout(context: Context, view: View) -> Component:
             components.page_title(
                 name,
                 [
-                    html.Span(heads["state"], id="run-state"),
                     *_links(context, data),
-                    actions.buttons(
-                        "run", ("cancel", "prioritize", "retry"), read_only, disabled=False
-                    ),
+                    html.Div(heads["actions"], id="run-actions"),
                 ],
+                html.Span(heads["state"], id="run-state"),
             ),
             html.Div(heads["notes"], id="run-notes"),
             html.Div(heads["figures"], id="run-figures"),
@@ -84,9 +81,9 @@ def layout(context: Context, view: View) -> Component:
 
 def register(app: Dash, context: Context) -> None:
     """Its callbacks."""
-    actions.register_choice(
-        app, "run", Input("run-chosen", "data"), context.settings.read_only, always=True
-    )
+    if not context.settings.read_only:
+        source = ("run-chosen", "data")
+        actions.register_choice(app, "run", tuple(actions.ACTIONS), source, always=True)
     _register_zoom(app, context)
     _register_decisions(app, context)
 
@@ -136,6 +133,7 @@ def register(app: Dash, context: Context) -> None:
 
     @app.callback(
         Output("run-state", "children"),
+        Output("run-actions", "children"),
         Output("run-notes", "children"),
         Output("run-figures", "children"),
         Output("run-output", "children"),
@@ -151,10 +149,10 @@ def register(app: Dash, context: Context) -> None:
             described = context.scheduler.describe(data.task) if data.task else {}
             heads = _heads(context, data, described)
         except RunGone:
-            return components.state_badge("deleted"), _gone(context, run_id), *[no_update] * 3
+            return components.state_badge("deleted"), None, _gone(context, run_id), *[no_update] * 3
         except (TrackingError, StoreError) as error:
             told = components.notice("It cannot be read now", str(error), kind="error")
-            return no_update, told, no_update, no_update, {**seen, "notes": ""}
+            return no_update, no_update, told, no_update, no_update, {**seen, "notes": ""}
         digests = live.digests(heads)
         return *(
             no_update if digests[part] == seen.get(part) else heads[part] for part in heads
@@ -187,6 +185,9 @@ def _heads(context: Context, data: RunData, described: dict[str, Any]) -> dict[s
         notes.insert(0, components.notice("Metrics are missing", data.trouble, kind="error"))
     return {
         "state": components.state_badge(data.state),
+        "actions": None
+        if context.settings.read_only
+        else actions.buttons("run", tuple(actions.ACTIONS), _possible(data)),
         "notes": notes,
         "figures": run_parts.figures(data, described),
         "output": run_parts.output(described),
@@ -217,7 +218,7 @@ def _charts(context: Context, data: RunData, timeline: Timeline) -> list[Compone
 
 def _sampled(figure: Any) -> str:
     """Said of a chart that shows fewer points than there are."""
-    meta = figure.layout.meta or {}
+    meta = figure["layout"].get("meta") or {}
     return "sampled: lowest and highest of each stretch, zoom in for all" * bool(
         meta.get("sampled")
     )
@@ -356,6 +357,13 @@ def _links(context: Context, data: RunData) -> list[Component]:
         dmc.Anchor("MLflow", href=address, target="_blank", size="sm"),
         dmc.Anchor("Artifacts", href=f"{address}/artifacts", target="_blank", size="sm"),
     ]
+
+
+def _possible(data: RunData) -> tuple[str, ...]:
+    """What can be asked of a run in its state."""
+    if data.state in ("queued", "running"):
+        return ("cancel", "prioritize")
+    return ("retry",) if data.state in ("failed", "killed") else ()
 
 
 def _gone(context: Context, run_id: str) -> Component:

@@ -17,7 +17,7 @@ from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.tracking import TrackedRun, TrackingError
 
 GRID = "runs-grid"
-MOST_COMPARED = 10
+ASKED = ("cancel", "retry")
 USUAL = ("metrics.val_loss", "metrics.val_accuracy")
 """Columns besides the fixed ones that are shown where runs have them."""
 
@@ -48,9 +48,8 @@ def layout(context: Context, view: View) -> Component:
         [
             components.page_title("Runs", _saved_views()),
             html.Div(id="runs-trouble"),
-            components.card(
-                "", _grid(context, view, rows, more), _tools(context, view, possible, more)
-            ),
+            dmc.Group(_tools(context, view, possible, more), gap="xs", mb="sm"),
+            components.card("", _grid(context, view, rows, more)),
             dcc.Store(id="runs-revision", data=revision),
             dcc.Store(id="runs-sort", data=view.query.get("sort")),
         ]
@@ -59,8 +58,8 @@ def layout(context: Context, view: View) -> Component:
 
 def register(app: Dash, context: Context) -> None:
     """Its callbacks."""
-    chosen = Input(GRID, "selectedRows")
-    actions.register_choice(app, "runs", chosen, context.settings.read_only)
+    if not context.settings.read_only:
+        actions.register_choice(app, "runs", ASKED, (GRID, "selectedRows"))
     _register_tools(app, context)
 
     @app.callback(
@@ -222,19 +221,28 @@ def _tools(
             w=200,
             **{"aria-label": "Search all columns"},
         ),
-        dmc.MultiSelect(
-            id="runs-columns",
-            placeholder="More columns",
-            data=list(possible),
-            value=list(more),
-            size="xs",
-            w=260,
-            searchable=True,
-            clearable=True,
-            maxDropdownHeight=320,
-            **{"aria-label": "Columns of metrics and parameters"},
+        dmc.Popover(
+            [
+                dmc.PopoverTarget(dmc.Button("Columns", size="compact-sm", variant="default")),
+                dmc.PopoverDropdown(
+                    dmc.MultiSelect(
+                        id="runs-columns",
+                        label="Metrics and parameters to show",
+                        data=list(possible),
+                        value=list(more),
+                        searchable=True,
+                        clearable=True,
+                        maxDropdownHeight=320,
+                        comboboxProps={"withinPortal": False},
+                    )
+                ),
+            ],
+            width=340,
+            trapFocus=True,
+            keepMounted=True,
+            position="bottom-start",
         ),
-        actions.buttons("runs", ("cancel", "retry"), context.settings.read_only),
+        *([] if context.settings.read_only else [actions.buttons("runs", ASKED)]),
         dmc.Button(
             "Compare",
             id="runs-compare",
@@ -262,7 +270,7 @@ def _grid(
         rows,
         "run_id",
         "All scheduled runs",
-        height="calc(100vh - 215px)",
+        height="calc(100vh - 200px)",
         selection=True,
         options={"quickFilterText": view.query.get("q", "")},
         filterModel=_json(view.query.get("filter"), {}),
