@@ -77,10 +77,11 @@ def dashboard(
     from rlsched_dashboard.serving import serve
     from rlsched_dashboard.settings import Settings
 
+    uri = _tracking_uri(tracking_uri)
     settings = Settings(
         store=url,
-        tracking_uri=_tracking_uri(tracking_uri),
-        mlflow_ui_url=mlflow_ui_url,
+        tracking_uri=uri,
+        mlflow_ui_url=mlflow_ui_url or (uri if uri.startswith("http") else None),
         host=host,
         port=port,
         url_prefix=f"/{url_prefix.strip('/')}/".replace("//", "/"),

@@ -1,12 +1,19 @@
-"""A browser for the tests, and what is to be true of every page that it opens."""
+"""A browser for the tests, and a host on which things have happened for the dashboard to show."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import mlflow
 import pytest
+from mlflow.entities import Metric
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.dashboard import served
+from tests.world import FAULTY, PROJECTS, World, wait_for
 
 FLAGS = [
     "--no-sandbox",
@@ -33,3 +40,76 @@ def browser() -> Iterator[Browser]:
         value = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         yield value
         value.close()
+
+
+@dataclass(frozen=True)
+class Lived:
+    """A host with runs of all kinds.
+
+    Attributes:
+        world: The host; it has one CPU slot.
+        trained: Run that trained the digits under rules.
+        failed: Run that crashed.
+        running: Run that goes on for minutes.
+        waiting: Run that waits for it.
+        wild: Run, made through MLflow alone, with values that are no finite numbers.
+        url: A dashboard of it that lets people act.
+    """
+
+    world: World
+    trained: str
+    failed: str
+    running: str
+    waiting: str
+    wild: str
+    url: str
+
+
+def submitted(world: World, *args: str, wait: bool = False, **config: object) -> str:
+    """The run that ``mlflow run ARGS --backend rlsched`` made."""
+    before = {task.run_id for task in world.store.tasks()}
+    project, *rest = args
+    command = world.mlflow_run(project, *rest, config={"wait": wait, **config})
+    output, _ = command.communicate(timeout=200)
+    (made,) = [task for task in world.store.tasks() if task.run_id not in before]
+    assert wait or command.returncode == 0, output
+    return made.run_id
+
+
+def made_in_mlflow(world: World, name: str, values: dict[str, list[float]]) -> str:
+    """A finished run of the scheduler that only MLflow knows, a point of each metric a second."""
+    client = mlflow.MlflowClient(world.tracking_uri)
+    start = 1_700_000_000_000
+    tags = {"rlsched.state": "finished", "rlsched.policy": "ddpg", "mlflow.runName": name}
+    run = client.create_run("0", start_time=start, tags=tags)
+    points = [
+        Metric(metric, value, start + 1000 * step, step)
+        for metric, numbers in values.items()
+        for step, value in enumerate(numbers)
+    ]
+    for first in range(0, len(points), 1000):
+        client.log_batch(run.info.run_id, metrics=points[first : first + 1000])
+    client.set_terminated(run.info.run_id, "FINISHED", start + 60_000)
+    return str(run.info.run_id)
+
+
+@pytest.fixture(scope="session")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    world = World(tmp_path_factory.mktemp("lived"), os.environ, slots=1)
+    try:
+        digits, faulty = str(PROJECTS / "digits"), str(FAULTY)
+        sizes = ("-P", "epochs=40", "-P", "width=16", "-P", "batch_size=8", "-P", "lr=1e-3")
+        trained = submitted(
+            world, digits, *sizes, "--run-name", "digits", wait=True, policy="rules"
+        )
+        failed = submitted(world, faulty, "-P", "fault=crash", "--run-name", "crash", wait=True)
+        slow = ("-e", "count", "-P", "steps=100000", "-P", "step_s=0.05")
+        running = submitted(world, faulty, *slow, "--run-name", "goes on")
+        wait_for(lambda: world.task(running).state.value == "running")
+        waiting = submitted(world, faulty, *slow, "--run-name", "waits")
+        nan, inf = float("nan"), float("inf")
+        wild = made_in_mlflow(world, "wild", {"loss": [2.0, 1.5, nan, 1.2, inf, 1.0, 0.9]})
+        with served(world.env, world.root / "dashboard", "--allow-actions") as url:
+            yield Lived(world, trained, failed, running, waiting, wild, url)
+    finally:
+        world.end()

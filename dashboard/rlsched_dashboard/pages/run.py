@@ -166,6 +166,8 @@ def timeline_of(data: RunData, zone: str, query: Mapping[str, str], zoom: Any = 
     ends = [each.ended_at for each in data.attempts if each.ended_at]
     if data.tracked and data.tracked.ended_at:
         ends.append(data.tracked.ended_at)
+    if data.decisions:  # the last one is made after the end
+        ends.append(data.decisions[-1]["time"])
     length_s = max([1.0, (max(ends) if over and ends else time.time()) - start])
     plain = Timeline(start, length_s, zone, over, query.get("axis") == "elapsed")
     places = zoom or _range(query.get("zoom"))

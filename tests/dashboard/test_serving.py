@@ -1,0 +1,104 @@
+"""Who may come in, and whose requests are taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mlflow_rlsched.cli import main
+from rlsched_dashboard.app import create_app
+from rlsched_dashboard.serving import guard
+from rlsched_dashboard.settings import Settings
+
+HERE = "127.0.0.1:8050"
+UPDATE = "/_dash-update-component"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(f"sqlite:///{tmp_path}/rlsched.db", f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def client(settings: Settings) -> Any:
+    app = create_app(settings)
+    guard(app, settings)
+    return app.server.test_client()
+
+
+def asked(client: Any, method: str = "GET", path: str = "/", **headers: str) -> int:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    reply = client.open(path, method=method, headers={"Host": HERE, **named}, json={})
+    return int(reply.status_code)
+
+
+def test_another_sites_name_for_this_machine_is_refused(settings: Settings) -> None:
+    browser = client(settings)
+    assert asked(browser) == 200
+    assert asked(browser, Host="localhost:8050") == 200
+    assert asked(browser, Host="evil.example:8050") == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "taken"),
+    [
+        ({}, False),
+        ({"Sec_Fetch_Site": "cross-site"}, False),
+        ({"Sec_Fetch_Site": "same-site"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Sec_Fetch_Site": "same-origin"}, True),
+        ({"Origin": f"http://{HERE}"}, True),
+    ],
+)
+def test_only_the_own_page_can_ask_for_changes(
+    settings: Settings, headers: dict[str, str], taken: bool
+) -> None:
+    status = asked(client(settings), "POST", UPDATE, **headers)
+    assert (status == 403) != taken
+
+
+def test_a_token_is_asked_for_once(settings: Settings) -> None:
+    browser = client(replace(settings, token="a-long-secret"))
+    assert asked(browser) == 401
+    assert asked(browser, path="/?token=wrong") == 401
+    reply = browser.get("/?token=a-long-secret", headers={"Host": HERE})
+    assert reply.status_code == 302
+    assert "token" not in reply.headers["Location"]
+    assert "HttpOnly" in reply.headers["Set-Cookie"]
+    assert "SameSite=Strict" in reply.headers["Set-Cookie"]
+    assert asked(browser, Cookie="rlsched_token=a-long-secret") == 200
+
+
+def test_a_proxy_has_to_name_the_user(settings: Settings) -> None:
+    browser = client(replace(settings, user_header="X-User"))
+    assert asked(browser, Host="rlsched.example") == 401
+    assert asked(browser, Host="rlsched.example", X_User="ann") == 200
+
+
+def test_no_page_asks_for_another_host(settings: Settings) -> None:
+    text = client(settings).get("/", headers={"Host": HERE}).get_data(as_text=True)
+    assert "//cdn" not in text
+    assert "https://" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0", "--allow-actions"], "would let anybody end runs"),
+        (["--token-file", "{open}"], "chmod 600"),
+        (["--token-file", "{empty}"], "is empty"),
+        (["--token-file", "{absent}"], "No such file"),
+    ],
+)
+def test_what_would_be_unsafe_is_refused(tmp_path: Path, options: list[str], said: str) -> None:
+    files = {name: tmp_path / name for name in ("open", "empty", "absent")}
+    files["open"].write_text("secret")
+    files["open"].chmod(0o644)
+    files["empty"].touch(0o600)
+    words = [word.format(**files) for word in options]
+    result = CliRunner().invoke(main, ["dashboard", *words])
+    assert result.exit_code != 0
+    assert said in result.output
