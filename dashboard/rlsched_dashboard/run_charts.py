@@ -98,9 +98,11 @@ def figures(
     """A figure for each chart of ``charts_of``."""
     made = {}
     bands = _bands(data, timeline)
+    named = _bands(data, timeline, named=True)
     for name, chart in charts_of(data).items():
         if chart.metrics is not None:
-            made[name] = _lines(name, chart.metrics, histories, timeline, bands)
+            shapes = named if name == "loss" else bands
+            made[name] = _lines(name, chart.metrics, histories, timeline, shapes)
         elif name == "reward":
             made[name] = _reward(data.decisions, timeline, bands)
         else:
@@ -334,8 +336,8 @@ def _reward(
     )
 
 
-def _bands(data: RunData, timeline: Timeline) -> list[dict[str, Any]]:
-    """A band for each attempt but the first, and a line where one ended."""
+def _bands(data: RunData, timeline: Timeline, named: bool = False) -> list[dict[str, Any]]:
+    """A band for every other attempt, and a line where one ended; ``named``: with the reason."""
     shapes: list[dict[str, Any]] = []
     end = timeline.start + timeline.length_s
     for attempt in data.attempts:
@@ -367,6 +369,14 @@ def _bands(data: RunData, timeline: Timeline) -> list[dict[str, Any]]:
                     "y0": 0,
                     "y1": 1,
                     "line": {"color": colour, "width": 1.5, "dash": "dot"},
+                    "label": {
+                        "text": attempt.reason.replace("_", " ") * named,
+                        "textangle": 0,
+                        "textposition": "end",
+                        "xanchor": "left",
+                        "yanchor": "top",
+                        "font": {"size": 11, "color": colour},
+                    },
                 }
             )
     return shapes

@@ -70,15 +70,14 @@ def figures(data: RunData, about: dict[str, Any]) -> Component:
 def note(about: dict[str, Any]) -> list[Component]:
     """What a person should know of it first: why it waits, how it ended, what it is warned of."""
     parts = []
-    expected = (about.get("expected") or {}).get("text")
-    if about.get("state") == "queued" and expected:
-        parts.append(components.notice("It waits", expected))
-    if about.get("message"):
-        bad = about["state"] in ("failed", "killed")
-        title = (about.get("exit_reason") or about["state"]).replace("_", " ")
-        kind = "error" if bad else "empty"
-        if about["state"] != "finished":
-            parts.append(components.notice(f"Ended: {title}", about["message"], kind=kind))
+    state, message = about.get("state"), about.get("message", "")
+    if state == "queued":
+        expected = (about.get("expected") or {}).get("text", "")
+        why = "; ".join(filter(None, (expected, message)))
+        parts.append(components.notice("It waits", why or "The agent has not looked at it yet."))
+    elif state in ("failed", "killed"):
+        title = (about["exit_reason"] or state).replace("_", " ")
+        parts.append(components.notice(f"Ended: {title}", message, kind="error"))
     for warning in about.get("warnings", ()):
         text = f"{warning['text']} (attempt {warning['attempt']})"
         parts.append(components.notice("Warning", text, kind="gone"))

@@ -70,7 +70,7 @@ def submitted(world: World, *args: str, wait: bool = False, **config: object) ->
     before = {task.run_id for task in world.store.tasks()}
     project, *rest = args
     command = world.mlflow_run(project, *rest, config={"wait": wait, **config})
-    output, _ = command.communicate(timeout=200)
+    output, _ = command.communicate(timeout=500)
     (made,) = [task for task in world.store.tasks() if task.run_id not in before]
     assert wait or command.returncode == 0, output
     return made.run_id
@@ -98,13 +98,12 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     world = World(tmp_path_factory.mktemp("lived"), os.environ, slots=1)
     try:
         digits, faulty = str(PROJECTS / "digits"), str(FAULTY)
-        sizes = ("-P", "epochs=40", "-P", "width=16", "-P", "batch_size=8", "-P", "lr=1e-3")
-        trained = submitted(
-            world, digits, *sizes, "--run-name", "digits", wait=True, policy="rules"
-        )
+        sizes = ("-P", "epochs=12", "-P", "width=16", "-P", "batch_size=8", "-P", "lr=1e-3")
+        often = {"policy": "rules", "decision_interval_s": 1}
+        trained = submitted(world, digits, *sizes, "--run-name", "digits", wait=True, **often)
         failed = submitted(world, faulty, "-P", "fault=crash", "--run-name", "crash", wait=True)
         slow = ("-e", "count", "-P", "steps=100000", "-P", "step_s=0.05")
-        running = submitted(world, faulty, *slow, "--run-name", "goes on")
+        running = submitted(world, faulty, *slow, "--run-name", "goes on", **often)
         wait_for(lambda: world.task(running).state.value == "running")
         waiting = submitted(world, faulty, *slow, "--run-name", "waits")
         nan, inf = float("nan"), float("inf")

@@ -13,7 +13,7 @@ from tests.browser.conftest import Lived, made_in_mlflow
 from tests.browser.dashboard import served, watched
 from tests.world import wait_for
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
 
 
 def row(page: Page, grid: str, name: str) -> str:

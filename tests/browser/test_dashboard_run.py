@@ -13,7 +13,7 @@ from mlflow_rlsched import decision_log
 from tests.browser.conftest import Lived, made_in_mlflow
 from tests.browser.dashboard import PHONE, watched
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
 
 PLOTS = ".run-charts .js-plotly-plot"
 DRAWN = f"{PLOTS} .scatterlayer path.js-line"
