@@ -14,6 +14,7 @@ from rlsched_dashboard.components import notice
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.pages import cluster, compare, now, policy, run, runs, search
 from rlsched_dashboard.settings import Settings
+from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking, TrackingError
@@ -53,7 +54,7 @@ def create_app(settings: Settings) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
         enable_mcp=False,
     )
-    context = _context(settings)
+    context = context_of(settings)
     context.tracking.read_ahead()
     app.layout = shell.layout(context)
     shell.register(app)
@@ -70,10 +71,12 @@ def create_app(settings: Settings) -> Dash:
     return app
 
 
-def _context(settings: Settings) -> Context:
+def context_of(settings: Settings) -> Context:
+    """What the pages read, for these settings."""
     scheduler, tracking = Scheduler(settings.store), Tracking(settings.tracking_uri)
     decisions = Decisions(tracking)
-    return Context(settings, scheduler, tracking, decisions, Meter(scheduler, decisions))
+    meter, rows = Meter(scheduler, decisions), Changes("run_id")
+    return Context(settings, scheduler, tracking, decisions, meter, rows)
 
 
 def shown(context: Context, view: View) -> Component:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from rlsched_dashboard.settings import Settings
+from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking
@@ -38,6 +39,7 @@ class Context:
         tracking: Runs and metric histories in MLflow.
         decisions: Decisions of runs.
         meter: What runs took and saved.
+        run_rows: Rows of the page Runs, which all browsers share.
     """
 
     settings: Settings
@@ -45,6 +47,7 @@ class Context:
     tracking: Tracking
     decisions: Decisions
     meter: Meter
+    run_rows: Changes
 
     def href(self, path: str, **query: str) -> str:
         """Address of a page of the dashboard, prefix included."""

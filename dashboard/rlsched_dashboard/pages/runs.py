@@ -13,7 +13,6 @@ from dash.development.base_component import Component
 from mlflow_rlsched.words import short
 from rlsched_dashboard import actions, components, live, tables
 from rlsched_dashboard.context import Context, View
-from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.tracking import TrackedRun, TrackingError
 
 GRID = "runs-grid"
@@ -22,7 +21,6 @@ USUAL = ("metrics.val_loss", "metrics.val_accuracy")
 """Columns besides the fixed ones that are shown where runs have them."""
 
 _OURS = ("rlsched/", "system/")
-_changes = Changes("run_id")
 
 
 def layout(context: Context, view: View) -> Component:
@@ -40,7 +38,7 @@ def layout(context: Context, view: View) -> Component:
             ]
         )
     rows = [_row(context, run) for run in runs]
-    revision = _changes.take(rows)
+    revision = context.run_rows.take(rows)
     possible = _possible(runs)
     wanted = view.query.get("columns")
     more = [name for name in USUAL if name in possible] if wanted is None else _list(wanted)
@@ -75,11 +73,11 @@ def register(app: Dash, context: Context) -> None:
         if revision is None:
             return no_update, no_update, no_update
         try:
-            _changes.take(_row(context, run) for run in context.tracking.runs())
+            context.run_rows.take(_row(context, run) for run in context.tracking.runs())
         except TrackingError as error:
             told = components.notice("MLflow does not answer", str(error), kind="error")
             return no_update, no_update, told
-        news = _changes.since(revision)
+        news = context.run_rows.since(revision)
         if not news:
             return no_update, no_update, None
         removed = [{"run_id": name} for name in news.removed]

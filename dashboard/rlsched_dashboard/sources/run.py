@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_rlsched.store import Attempt, Task
 from rlsched_dashboard.context import Context
-from rlsched_dashboard.sources.tracking import History, RunGone, TrackedRun, TrackingError
+from rlsched_dashboard.sources.tracking import History, TrackedRun, TrackingError
 
 Record = Mapping[str, Any]
 
@@ -107,6 +107,6 @@ def read_histories(context: Context, data: RunData, names: Iterable[str]) -> dic
         if name in data.metrics:
             try:
                 found[name] = context.tracking.history(data.run_id, name)
-            except (TrackingError, RunGone):
+            except TrackingError:
                 return found
     return found

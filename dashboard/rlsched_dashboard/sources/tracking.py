@@ -188,7 +188,6 @@ class Tracking:
         """All that was logged of a metric so far; empty where nothing was.
 
         Raises:
-            RunGone: There is no such run, or it was deleted.
             TrackingError: MLflow does not answer.
         """
         key = run_id, metric
@@ -198,7 +197,7 @@ class Tracking:
             if now > fresh_until:
                 run = self._runs.get(run_id)
                 over = run is not None and run.is_over
-                known = self._ask(lambda client: _newer(client, run_id, metric, known), run_id)
+                known = self._ask(lambda client: _newer(client, run_id, metric, known))
                 fresh_until = now + (WHOLE_S if over else FRESH_S)
             self._histories[key] = known, fresh_until
             total = sum(len(each) for each, _ in self._histories.values())
