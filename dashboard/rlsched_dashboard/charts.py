@@ -101,7 +101,7 @@ def graph(identifier: Identifier, shown: Figure, label: str, height: int = HEIGH
         figure=shown,
         responsive=True,
         style={"height": f"{height}px"},
-        config={"displayModeBar": False, "displaylogo": False, "doubleClick": "reset"},
+        config={"displayModeBar": False, "displaylogo": False, "doubleClick": "autosize"},
         className="chart",
     )
 

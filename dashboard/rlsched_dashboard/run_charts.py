@@ -110,6 +110,16 @@ def figures(
     return made
 
 
+def thinned(data: RunData, histories: Mapping[str, History]) -> set[str]:
+    """Names of those charts that show fewer points than there are."""
+    return {
+        name
+        for name, chart in charts_of(data).items()
+        for metric in (chart.metrics or {}).values()
+        if metric in histories and len(histories[metric]) > MOST
+    }
+
+
 def metric_names(data: RunData) -> list[str]:
     """Metrics that the charts of a run need."""
     shown = (chart.metrics or {} for chart in charts_of(data).values())
@@ -143,13 +153,11 @@ def _lines(
     bands: Sequence[dict[str, Any]],
 ) -> Figure:
     traces: list[Trace] = []
-    sampled = False
     for place, (label, metric) in enumerate(metrics.items()):
         history = histories.get(metric)
         if history is None:
             continue
         x, values, steps = timeline.thinned(history)
-        sampled |= len(history) > MOST
         finite = np.isfinite(values)
         colour = PALETTE[place % len(PALETTE)]
         shown = [float(v) if good else None for v, good in zip(values, finite, strict=True)]
@@ -175,7 +183,6 @@ def _lines(
         shapes=list(bands),
         yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         showlegend=len(metrics) > 1,
-        meta={"sampled": sampled},
     )
 
 

@@ -165,7 +165,8 @@ def decision(record: Record, zone: str) -> list[Component]:
             if each["action"]
         },
     }
-    worth = q_values(record["version"], record.get("inputs"), actions)
+    learned = record if record["policy"] == "ddpg" else record.get("alternatives", {}).get("ddpg")
+    worth = q_values(learned["version"], record.get("inputs"), actions) if learned else {}
     parts: list[Component] = [
         dmc.Text(change(record) if changed(record) else "No change", fw=600),
         dmc.Text(record["reason"], size="sm"),
@@ -207,12 +208,12 @@ def _actions(record: Record, actions: dict[str, Any], worth: dict[str, float]) -
         (
             name,
             action_text(actions[name]) if name in actions else "it failed",
-            formats.number(worth.get(name)) if worth else "",
+            *([formats.number(worth.get(name))] if worth else []),
             reasons[name],
         )
         for name in reasons
     ]
-    headings = ("Who", "Action", "Q" if worth else "", "Why")
+    headings = ("Who", "Action", *(["Q"] if worth else []), "Why")
     return _table(headings, rows, "What each policy would do, and what the critics think of it")
 
 

@@ -25,7 +25,6 @@ class Timeline:
         start: Seconds since the epoch that count as 0.
         length_s: Seconds from there to the newest point.
         zone: Time zone of the clock.
-        over: Whether nothing is added any more.
         elapsed: Whether the axis counts from ``start`` instead of showing a clock.
         zoom: What is zoomed to, seconds since the epoch, or None.
     """
@@ -33,7 +32,6 @@ class Timeline:
     start: float
     length_s: float
     zone: str
-    over: bool
     elapsed: bool = False
     zoom: tuple[float, float] | None = None
 
@@ -59,19 +57,20 @@ class Timeline:
         text = str(place).replace("T", " ")[:23]
         return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(self.zone)).timestamp()
 
+    def whole(self) -> list[Any]:
+        """Where the whole run begins and ends on the axis."""
+        return self.places((self.start, self.start + self.length_s))
+
     def axis(self) -> dict[str, Any]:
-        """The axis, as Plotly has it."""
+        """The axis, as Plotly has it: all charts show the same, whatever their points cover."""
         title = {"title": {"text": f"{self.unit[1]} since the start"}} if self.elapsed else {}
-        shown = {"type": "linear" if self.elapsed else "date", **title}
-        if self.zoom is None:
-            # All charts show the whole run, whatever part of it their own points cover.
-            ends = self.places((self.start, self.start + self.length_s))
-            kept = {"include": ends, "clipmin": ends[0]}
-            return shown | {
-                "autorange": True,
-                "autorangeoptions": kept | ({"clipmax": ends[1]} if self.over else {}),
-            }
-        return shown | {"autorange": False, "range": self.places(self.zoom)}
+        return {
+            "type": "linear" if self.elapsed else "date",
+            "autorange": False,
+            "range": self.whole() if self.zoom is None else self.places(self.zoom),
+            "uirevision": str(self.zoom),  # one zoom for all, not what each was dragged to
+            **title,
+        }
 
     def thinned(self, history: History, most: int = MOST) -> tuple[list[Any], Numbers, Numbers]:
         """Points of a history to draw: places, values and steps, those that are zoomed to.

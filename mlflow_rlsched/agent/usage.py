@@ -76,10 +76,16 @@ def _within(size: float | None, cap: float | None) -> float | None:
 
 def price(prices: Mapping[str, float], devices: Sequence[Device]) -> float:
     """Price of a device-second: that of the first type whose name a device has, else 1."""
-    found = [
+    listed = hourly_price(prices, devices)
+    return 1.0 if listed is None else listed / 3600
+
+
+def hourly_price(prices: Mapping[str, float], devices: Sequence[Device]) -> float | None:
+    """Price of a device-hour: that of the first type whose name a device has; None without one."""
+    found = (
         price
         for device in devices
         for name, price in prices.items()
         if name.lower() in device.name.lower()
-    ]
-    return found[0] / 3600 if found else 1.0
+    )
+    return next(found, None)

@@ -92,7 +92,7 @@ def test_a_decision_opens_from_the_table_and_from_a_link(browser: Browser, lived
         opened(page, lived, lived.trained, f"?decision={record['number']}")
         drawer = page.get_by_role("dialog", name=f"Decision {record['number']}")
         expect(drawer.get_by_text(record["proposal"]["reason"]).first).to_be_visible()
-        for name in ("rules", "fixed", "gpu utilisation", "loss slope"):
+        for name in ("ddpg", "fixed", "gpu utilisation", "loss slope"):
             expect(drawer.get_by_text(name, exact=True).first).to_be_visible()
         drawer.get_by_role("button", name="Close").click()
         expect(drawer).not_to_be_visible()

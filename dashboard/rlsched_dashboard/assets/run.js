@@ -4,12 +4,13 @@ window.dash_clientside = window.dash_clientside || {};
 
 (function () {
   let zoomed = null; // what all charts show, as the axis has it; null is all of it
+  let whole = null; // from where to where that is
 
   const plots = () => document.querySelectorAll(".run-charts .js-plotly-plot");
 
   function asked(relayout) {
     if (!relayout) return undefined;
-    if (relayout["xaxis.autorange"] || relayout.autosize === false) return null;
+    if (relayout["xaxis.autorange"]) return null;
     const low = relayout["xaxis.range[0]"];
     const high = relayout["xaxis.range[1]"];
     if (low !== undefined && high !== undefined) return [low, high];
@@ -19,11 +20,11 @@ window.dash_clientside = window.dash_clientside || {};
   const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
   function show(range) {
-    const change = range ? { "xaxis.range": range.slice() } : { "xaxis.autorange": true };
     for (const plot of plots()) {
       const axis = plot.layout.xaxis;
-      if (range ? same(axis.range, range) && !axis.autorange : axis.autorange) continue;
-      Plotly.relayout(plot, change);
+      if (axis.autorange || !same(axis.range, range)) {
+        Plotly.relayout(plot, { "xaxis.range": range.slice() });
+      }
     }
   }
 
@@ -32,12 +33,23 @@ window.dash_clientside = window.dash_clientside || {};
       const nothing = window.dash_clientside.no_update;
       const triggered = window.dash_clientside.callback_context.triggered[0];
       if (!triggered) return [nothing, nothing];
-      const whole = triggered.prop_id === "run-whole.n_clicks";
-      const range = whole ? null : asked(triggered.value);
-      if (range === undefined || (!whole && same(range, zoomed))) return [nothing, nothing];
+      const all = triggered.prop_id === "run-whole.n_clicks";
+      let range = all ? null : asked(triggered.value);
+      if (range === undefined) return [nothing, nothing];
+      if (same(range, whole)) range = null;
+      if (!all && range && same(range, zoomed)) return [nothing, nothing];
+      const changed = !same(range, zoomed);
       zoomed = range;
-      show(range);
-      return [range, range === null];
+      show(range || whole);
+      return changed ? [range, range === null] : [nothing, nothing];
+    },
+
+    // The run goes on: who sees all of it goes with it.
+    whole(range, zoom) {
+      whole = range;
+      zoomed = zoom || null;
+      if (!zoomed) show(whole);
+      return window.dash_clientside.no_update;
     },
 
     // Another axis has other places: the page is drawn anew, without the zoom.

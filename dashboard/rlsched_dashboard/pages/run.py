@@ -22,6 +22,7 @@ from rlsched_dashboard.sources.tracking import RunGone, TrackingError
 from rlsched_dashboard.timeline import Timeline
 
 CHART = "run-chart"
+SAMPLED = "sampled: lowest and highest of each stretch, zoom in for all"
 
 
 def layout(context: Context, view: View) -> Component:
@@ -72,6 +73,7 @@ def layout(context: Context, view: View) -> Component:
             dcc.Store(id="run-id", data=run_id),
             dcc.Store(id="run-chosen", data=[{"run_id": run_id, "name": name}]),
             dcc.Store(id="run-zoom", data=_range(view.query.get("zoom"))),
+            dcc.Store(id="run-whole-range", data=timeline.whole()),
             dcc.Store(id="run-decision", data=_whole(view.query.get("decision"))),
             dcc.Store(id="run-seen", data=Seen.of(context, data, timeline).to_json()),
             dcc.Store(id="run-heads", data=live.digests(heads)),
@@ -92,6 +94,7 @@ def register(app: Dash, context: Context) -> None:
         Output("run-charts", "children"),
         Output("run-decisions", "rowTransaction"),
         Output("run-attempts-part", "children"),
+        Output("run-whole-range", "data"),
         Output("run-seen", "data"),
         live.REFRESH,
         State("run-id", "data"),
@@ -105,7 +108,7 @@ def register(app: Dash, context: Context) -> None:
     def _renew(_: Any, run_id: str, seen: Any, zoom: Any, axis: str, view: Any) -> Any:
         names = [each["id"]["name"] for each in ctx.outputs_list[0]]
         still: list[Any] = [no_update] * len(names)
-        nothing = (still, no_update, no_update, no_update, no_update)
+        nothing = (still, *[no_update] * 5)
         try:
             data = read_run(context, run_id)
         except (RunGone, TrackingError, StoreError):
@@ -126,10 +129,12 @@ def register(app: Dash, context: Context) -> None:
                 _charts(context, data, timeline),
                 transaction,
                 table,
+                timeline.whole(),
                 now.to_json(),
             )
         parts = [news.get(name, no_update) for name in names]
-        return parts, no_update, transaction, table, now.grown(before).to_json()
+        drawn = now.grown(before).to_json()
+        return parts, no_update, transaction, table, timeline.whole(), drawn
 
     @app.callback(
         Output("run-state", "children"),
@@ -169,7 +174,7 @@ def timeline_of(data: RunData, zone: str, query: Mapping[str, str], zoom: Any = 
     if data.decisions:  # the last one is made after the end
         ends.append(data.decisions[-1]["time"])
     length_s = max([1.0, (max(ends) if over and ends else time.time()) - start])
-    plain = Timeline(start, length_s, zone, over, query.get("axis") == "elapsed")
+    plain = Timeline(start, length_s, zone, query.get("axis") == "elapsed")
     places = zoom or _range(query.get("zoom"))
     if not places:
         return plain
@@ -207,23 +212,16 @@ def _charts(context: Context, data: RunData, timeline: Timeline) -> list[Compone
             )
         ]
     made = run_charts.figures(data, histories, timeline)
+    thinned = run_charts.thinned(data, histories)
     return [
         charts.chart_card(
             {"type": CHART, "name": name},
             chart.title,
             made[name],
-            "; ".join(filter(None, (chart.note, _sampled(made[name])))),
+            "; ".join(filter(None, (chart.note, SAMPLED * (name in thinned)))),
         )
         for name, chart in shown.items()
     ]
-
-
-def _sampled(figure: Any) -> str:
-    """Said of a chart that shows fewer points than there are."""
-    meta = figure["layout"].get("meta") or {}
-    return "sampled: lowest and highest of each stretch, zoom in for all" * bool(
-        meta.get("sampled")
-    )
 
 
 def _chart_tools(timeline: Timeline) -> Component:
@@ -268,6 +266,13 @@ def _register_zoom(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
+        ClientsideFunction("run", "whole"),
+        Output("address", "data", allow_duplicate=True),
+        Input("run-whole-range", "data"),
+        State("run-zoom", "data"),
+        prevent_initial_call="initial_duplicate",
+    )
+    app.clientside_callback(
         ClientsideFunction("run", "axis"),
         Output("address", "data", allow_duplicate=True),
         Input("run-axis", "value"),
@@ -278,29 +283,25 @@ def _register_zoom(app: Dash, context: Context) -> None:
     @app.callback(
         Output({"type": CHART, "name": ALL}, "figure"),
         Input("run-zoom", "data"),
-        State({"type": CHART, "name": ALL}, "figure"),
         State("run-id", "data"),
         State("run-axis", "value"),
         State("view", "data"),
         running=live.RUNNING,
         prevent_initial_call=True,
     )
-    def _finer(zoom: Any, shown: list[Any], run_id: str, axis: str, view: Any) -> list[Any]:
-        sampled = [bool((each["layout"].get("meta") or {}).get("sampled")) for each in shown]
-        if not any(sampled):
-            return [no_update] * len(shown)
+    def _finer(zoom: Any, run_id: str, axis: str, view: Any) -> list[Any]:
+        names = [each["id"]["name"] for each in ctx.outputs_list]
+        if ctx.triggered_id is None:  # the page was just drawn
+            return [no_update] * len(names)
         try:
             data = read_run(context, run_id)
         except (RunGone, TrackingError, StoreError):
-            return [no_update] * len(shown)
+            return [no_update] * len(names)
         timeline = timeline_of(data, view["zone"], {"axis": axis}, zoom)
-        names = [each["id"]["name"] for each in ctx.outputs_list]
         histories = read_histories(context, data, run_charts.metric_names(data))
-        made = run_charts.figures(data, histories, timeline)
-        return [
-            made.get(name, no_update) if was else no_update
-            for name, was in zip(names, sampled, strict=True)
-        ]
+        thinned = run_charts.thinned(data, histories)
+        made = run_charts.figures(data, histories, timeline) if thinned else {}
+        return [made[name] if name in thinned else no_update for name in names]
 
 
 def _register_decisions(app: Dash, context: Context) -> None:

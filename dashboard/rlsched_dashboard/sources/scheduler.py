@@ -13,7 +13,7 @@ import psutil
 from mlflow_rlsched import requests
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.devices import open_inventory
-from mlflow_rlsched.devices.interface import Inventory
+from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.overview.devices import device_rows
 from mlflow_rlsched.overview.expected import expected_starts
 from mlflow_rlsched.overview.queue import queue_rows
@@ -86,12 +86,16 @@ class Scheduler:
         """
 
         def read() -> list[dict[str, Any]]:
-            inventory = self._inventory = self._inventory or open_inventory()
+            inventory = self._opened()
             return self._ask(lambda store: device_rows(inventory, store), None) or device_rows(
                 inventory, None
             )
 
         return self._fresh("devices", read)
+
+    def known_devices(self) -> dict[str, Device]:
+        """This host's devices by id."""
+        return {device.id: device for device in self._opened().devices()}
 
     def cpu_fraction(self) -> float:
         """Part of this host's cores that was busy since the last look."""
@@ -137,6 +141,10 @@ class Scheduler:
                 self._store = open_store(self.url)
             store = self._store
         return question(store)
+
+    def _opened(self) -> Inventory:
+        self._inventory = self._inventory or open_inventory()
+        return self._inventory
 
     def _fresh(self, name: str, read: Callable[[], T]) -> T:
         """What was read a moment ago, for whoever else looks, or what is read now."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_rlsched.agent.usage import hourly_price
 from mlflow_rlsched.overview.decisions import changed
 from mlflow_rlsched.store import Attempt, State, Task
 from rlsched_dashboard.sources.decisions import Decisions
@@ -60,9 +61,7 @@ class Meter:
             attempts = self._attempts(task)
             held_s = sum(_held_s(attempt, start, now) for attempt in attempts)
             device_s += held_s
-            price = _price(task.spec.config.get("prices", {}))
-            if price is not None:
-                costs.append(price * held_s / SECONDS_OF_AN_HOUR)
+            costs += self._costs(task, attempts, start, now)
             known = self._decisions.of_directory(task.run_id, Path(task.spec.run_dir))
             if any(changed(record) for record in known):
                 saved.append(saved_s([each for each in known if each["time"] >= start]))
@@ -72,6 +71,22 @@ class Meter:
             sum(saved) if saved else None,
             len(saved),
         )
+
+    def _costs(
+        self, task: Task, attempts: Sequence[Attempt], start: float, now: float
+    ) -> list[float]:
+        """What each attempt cost, of those on devices of this host that have a price."""
+        prices = task.spec.config.get("prices") or {}
+        if not prices:
+            return []
+        known = self._scheduler.known_devices()
+        costs = []
+        for attempt in attempts:
+            devices = [known[each.device] for each in attempt.devices if each.device in known]
+            listed = hourly_price(prices, devices)
+            if listed is not None:
+                costs.append(listed * _held_s(attempt, start, now) / SECONDS_OF_AN_HOUR)
+        return costs
 
     def _tasks(self, start: float) -> list[Task]:
         running = self._scheduler.tasks([State.RUNNING, State.QUEUED])
@@ -95,12 +110,6 @@ def _held_s(attempt: Attempt, start: float, now: float) -> float:
     """Device-seconds of an attempt in a stretch of time."""
     seconds = min(attempt.ended_at or now, now) - max(attempt.started_at, start)
     return max(0.0, seconds) * sum(share.amount for share in attempt.devices) / 100
-
-
-def _price(prices: Any) -> float | None:
-    """Price of a device-hour, where there is one for all of them."""
-    values = set(prices.values())
-    return float(values.pop()) if len(values) == 1 else None
 
 
 def saved_s(records: Iterable[dict[str, Any]]) -> float:
