@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from playwright.sync_api import Browser, Response, expect
 
@@ -52,15 +50,15 @@ def test_a_running_run_grows_and_keeps_its_zoom(browser: Browser, lived: Lived) 
 
 
 def test_a_paused_page_asks_for_nothing(browser: Browser, lived: Lived) -> None:
-    asked: list[Any] = []
+    asked: list[str] = []
     with watched(browser) as page:
         page.goto(f"{lived.url}/runs/{lived.wild}")
         expect(page.get_by_role("heading", level=1, name="wild")).to_be_visible()
         with page.expect_request(lambda request: "_dash-update-component" in request.url):
             pass  # it is live
-        page.get_by_text("Live", exact=True).click()
+        page.get_by_role("switch", name="Live").click()
         page.wait_for_load_state("networkidle")
-        page.on("request", asked.append)
+        page.on("request", lambda request: asked.append(request.url))
         page.wait_for_function("(window.ticks = (window.ticks || 0) + 1) > 200", polling=20)
         assert asked == []
 

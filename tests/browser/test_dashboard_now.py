@@ -69,11 +69,13 @@ def test_priority_cancel_and_retry_are_asked_for_and_done(browser: Browser, live
         expect(page.get_by_text("is queued again")).to_be_visible()
         expect(page.locator(row("now-tasks", "crash"))).to_be_visible()
 
+        page.reload()  # the run that waits is still chosen
         choose(page, "now-tasks", lived.failed)
         page.get_by_role("button", name="Cancel").click()
         page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
         wait_for(lambda: world.task(lived.failed).state is State.KILLED)
         expect(page.locator(row("now-ended", "crash"))).to_contain_text("killed")
+        assert not world.task(lived.waiting).state.final
 
 
 def test_a_read_only_dashboard_offers_and_does_nothing(browser: Browser, lived: Lived) -> None:

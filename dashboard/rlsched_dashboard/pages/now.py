@@ -178,7 +178,7 @@ def _figures(
                 formats.MISSING if usage.saved_s is None else formats.hours(usage.saved_s),
                 "no run was tuned today"
                 if usage.saved_s is None
-                else f"estimate from the progress of {usage.tuned} tuned runs",
+                else f"estimate from useful progress; tuned runs: {usage.tuned}",
                 title="Device time: useful progress times the run's expected length at its first"
                 " setting, less the time taken",
             ),
