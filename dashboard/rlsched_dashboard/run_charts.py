@@ -12,7 +12,7 @@ import numpy as np
 from mlflow_rlsched.overview.decisions import change, changed
 from rlsched_dashboard import charts
 from rlsched_dashboard.charts import PALETTE, Figure, Trace
-from rlsched_dashboard.sampling import MOST
+from rlsched_dashboard.sampling import MOST, Numbers
 from rlsched_dashboard.sources.run import Record, RunData
 from rlsched_dashboard.sources.tracking import History
 from rlsched_dashboard.timeline import Timeline
@@ -98,11 +98,12 @@ def figures(
     """A figure for each chart of ``charts_of``."""
     made = {}
     bands = _bands(data, timeline)
+    ends = np.array([each.ended_at for each in data.attempts[:-1] if each.ended_at is not None])
     named = _bands(data, timeline, named=True)
     for name, chart in charts_of(data).items():
         if chart.metrics is not None:
             shapes = named if name == "loss" else bands
-            made[name] = _lines(name, chart.metrics, histories, timeline, shapes)
+            made[name] = _lines(name, chart.metrics, histories, timeline, shapes, ends)
         elif name == "reward":
             made[name] = _reward(data.decisions, timeline, bands)
         else:
@@ -151,33 +152,41 @@ def _lines(
     histories: Mapping[str, History],
     timeline: Timeline,
     bands: Sequence[dict[str, Any]],
+    ends: Numbers,
 ) -> Figure:
     traces: list[Trace] = []
+    wild: list[Trace] = []
     for place, (label, metric) in enumerate(metrics.items()):
         history = histories.get(metric)
         if history is None:
             continue
-        x, values, steps = timeline.thinned(history)
-        finite = np.isfinite(values)
+        times, values, steps = timeline.thinned(history)
         colour = PALETTE[place % len(PALETTE)]
-        shown = [float(v) if good else None for v, good in zip(values, finite, strict=True)]
+        if not np.isfinite(values).all():
+            wild.append(_wild(label, times, values, steps, timeline))
+        # Between two attempts nothing was measured, and the line is broken.
+        at = np.searchsorted(times, ends)
+        at, breaks = at[(at > 0) & (at < len(times))], ends[(at > 0) & (at < len(times))]
+        times, values, steps = (
+            np.insert(each, at, new)
+            for each, new in ((times, breaks), (values, np.nan), (steps, np.nan))
+        )
+        shown = [float(value) if np.isfinite(value) else None for value in values]
         traces.append(
             charts.line(
                 label,
-                x,
+                timeline.places(times),
                 shown,
                 colour,
-                customdata=steps.tolist(),
+                customdata=[None if np.isnan(step) else step for step in steps.tolist()],
                 hovertemplate="%{y:.5~g} at step %{customdata:.0f}",
                 connectgaps=False,
                 meta=metric,
             )
         )
-        if not finite.all():
-            traces.append(_wild(label, x, values, steps, finite, colour))
     percent = {"rangemode": "tozero"} if name in ("utilisation", "memory", "power") else {}
     return charts.figure(
-        traces,
+        [*traces, *wild],
         x=timeline.axis(),
         y=percent,
         shapes=list(bands),
@@ -186,18 +195,18 @@ def _lines(
     )
 
 
-def _wild(label: str, x: Sequence[Any], values: Any, steps: Any, finite: Any, colour: str) -> Trace:
+def _wild(label: str, times: Numbers, values: Numbers, steps: Numbers, timeline: Timeline) -> Trace:
     """Marks where a metric was no finite number: at the upper edge, whatever the axis shows."""
-    at = np.flatnonzero(~finite)
+    at = np.flatnonzero(~np.isfinite(values))
     said = ["NaN" if np.isnan(values[i]) else "infinite" for i in at]
     return {
         "type": "scatter",
         "name": f"{label}: not finite",
-        "x": [x[int(i)] for i in at],
+        "x": timeline.places(times[at]),
         "y": [0.97] * len(at),
         "yaxis": "y2",
         "mode": "markers",
-        "marker": {"symbol": "x", "size": 8, "color": "#e03131", "line": {"color": colour}},
+        "marker": {"symbol": "x", "size": 8, "color": "#e03131"},
         "text": [
             f"{label}: {word} at step {steps[i]:.0f}" for i, word in zip(at, said, strict=True)
         ],

@@ -72,8 +72,8 @@ class Timeline:
             **title,
         }
 
-    def thinned(self, history: History, most: int = MOST) -> tuple[list[Any], Numbers, Numbers]:
-        """Points of a history to draw: places, values and steps, those that are zoomed to.
+    def thinned(self, history: History, most: int = MOST) -> tuple[Numbers, Numbers, Numbers]:
+        """Points of a history to draw: times, values and steps, those that are zoomed to.
 
         One point on each side of the zoom is kept, so that lines reach the edges.
         """
@@ -83,4 +83,4 @@ class Timeline:
             first, last = max(0, int(low) - 1), min(last, int(high) + 1)
         times, values = history.times[first:last], history.values[first:last]
         kept = min_max(times, values, most)
-        return self.places(times[kept]), values[kept], history.steps[first:last][kept]
+        return times[kept], values[kept], history.steps[first:last][kept]
