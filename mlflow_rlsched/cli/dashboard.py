@@ -95,6 +95,10 @@ def dashboard(
         serve(settings)
     except KeyboardInterrupt:
         return
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen on {shown}:{port}: {error.strerror}; choose another --port or --host"
+        ) from error
 
 
 def _tracking_uri(text: str | None) -> str:

@@ -96,3 +96,12 @@ def test_without_its_packages_the_command_names_the_extra(monkeypatch: pytest.Mo
     assert result.exit_code == 1
     assert "needs not_there_at_all" in result.output
     assert "pip install 'mlflow-rlsched[dashboard]'" in result.output
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["dashboard", "--port", port])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+    assert "choose another --port" in result.output
