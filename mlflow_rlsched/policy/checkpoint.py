@@ -26,7 +26,10 @@ FORMAT = 2
 HEADER = "rlsched"
 
 LAYERS = (0, 2, 4)
-"""Numbers of the actor's linear layers in the names of its arrays."""
+"""Numbers of a network's linear layers in the names of its arrays."""
+
+CRITICS = (0, 1)
+"""Numbers of the critics that the shipped settings train, in the same names."""
 
 HEADS = ("gpus", "batch_size", "learning_rate")
 """Knobs that an actor can set."""
@@ -47,14 +50,40 @@ def actor_outputs(arrays: Mapping[str, Array], inputs: Array) -> Array:
         arrays: The arrays of a policy version.
         inputs: (N, 31).
     """
+    out = _through(arrays, "actor.body", _normalised(arrays, inputs))
+    return np.hstack([out[:, :-FACTORS], np.tanh(out[:, -FACTORS:])])
+
+
+def critic_outputs(arrays: Mapping[str, Array], inputs: Array, actions: Array) -> Array:
+    """What an action is worth: the lower estimate of the critics (N,), reward an interval.
+
+    Args:
+        arrays: The arrays of a policy version.
+        inputs: (N, 31).
+        actions: (N, 7) encoded.
+
+    Raises:
+        KeyError: The version has no critics: it can act, and no more.
+    """
+    rows = np.hstack([_normalised(arrays, inputs), actions])
+    estimates = [_through(arrays, f"critics.bodies.{which}", rows)[:, 0] for which in CRITICS]
+    lowest: Array = np.minimum(*estimates)
+    return lowest
+
+
+def _normalised(arrays: Mapping[str, Array], inputs: Array) -> Array:
     mean, var = arrays["normaliser.mean"], arrays["normaliser.var"]
-    out = np.clip((inputs - mean) / np.sqrt(var + TINY), -CLIP, CLIP)
+    found: Array = np.clip((inputs - mean) / np.sqrt(var + TINY), -CLIP, CLIP)
+    return found
+
+
+def _through(arrays: Mapping[str, Array], network: str, out: Array) -> Array:
     for layer in LAYERS:
         if layer:
             out = np.maximum(out, 0)
-        weight, bias = (arrays[f"actor.body.{layer}.{part}"] for part in ("weight", "bias"))
+        weight, bias = (arrays[f"{network}.{layer}.{part}"] for part in ("weight", "bias"))
         out = out @ weight.T + bias
-    return np.hstack([out[:, :-FACTORS], np.tanh(out[:, -FACTORS:])])
+    return out
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ import torch
 from safetensors.numpy import save
 
 from mlflow_rlsched.policy import checkpoint
-from mlflow_rlsched.policy.checkpoint import HEADER, PolicyFileError, Version, actor_outputs
+from mlflow_rlsched.policy.checkpoint import (
+    HEADER,
+    PolicyFileError,
+    Version,
+    actor_outputs,
+    critic_outputs,
+)
 from mlflow_rlsched.policy.ddpg import Learner
 from mlflow_rlsched.policy.inputs import INPUTS
 
@@ -62,6 +68,17 @@ def test_numpy_says_what_torch_says(learner: Learner) -> None:
     with torch.no_grad():
         said = torch.cat(learner.actor(learner.normaliser(torch.from_numpy(inputs))), 1)
     assert actor_outputs(learner.arrays(), inputs) == pytest.approx(said.numpy(), abs=1e-5)
+
+
+def test_numpy_judges_as_torch_does(learner: Learner) -> None:
+    random = np.random.default_rng(1)
+    inputs = random.uniform(-3, 3, (40, len(INPUTS))).astype(np.float32)
+    actions = learner.act(inputs)
+    with torch.no_grad():
+        seen = learner.normaliser(torch.from_numpy(inputs))
+        worth = learner.critics(seen, torch.from_numpy(actions)).amin(1)
+    found = critic_outputs(learner.arrays(), inputs, actions)
+    assert found == pytest.approx(worth.numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])

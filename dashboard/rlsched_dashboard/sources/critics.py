@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mlflow_rlsched.policy.action import GPU_DELTAS, Action
-from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
+from mlflow_rlsched.policy.action import GPU_DELTAS
+from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version, critic_outputs
+from mlflow_rlsched.policy.inputs import encode
 from mlflow_rlsched.versions import VersionNotFoundError, Versions
 
 _KEPT = 8
 
 
 def q_values(
-    version: str, inputs: list[float] | None, actions: Mapping[str, Mapping[str, Any]]
+    version: str, inputs: Sequence[float] | None, actions: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float]:
     """The lower estimate of both critics for each action; none where it cannot be told.
 
@@ -26,40 +27,33 @@ def q_values(
         inputs: What its networks saw, or None.
         actions: Actions by name, as decisions record them.
     """
-    found = _read(version)
+    found = version_named(version)
     if found is None or inputs is None:
         return {}
+    names = ("gpu_delta", "batch_factor", "lr_factor")
+    deltas, *factors = (np.array([action[name] for action in actions.values()]) for name in names)
+    encoded = encode(np.clip(deltas, GPU_DELTAS[0], GPU_DELTAS[-1]), *factors)
+    seen = np.tile(np.array(inputs), (len(actions), 1))
     try:
-        rows = np.array([[*inputs, *_encoded(action)] for action in actions.values()])
-        estimates = np.minimum(*(_critic(found, which, rows) for which in (0, 1)))
+        estimates = critic_outputs(found.arrays, seen, encoded)
     except (KeyError, ValueError):  # a version without critics, or of other inputs
         return {}
     return dict(zip(actions, estimates.tolist(), strict=True))
 
 
+def version_named(version: str) -> Version | None:
+    """The version of a name, the shipped one included; None where there is none to be used."""
+    try:
+        return _read(version)
+    except (VersionNotFoundError, PolicyFileError, OSError):
+        return None
+
+
 @functools.lru_cache(_KEPT)
-def _read(version: str) -> Version | None:
-    for name in (version, "shipped"):
-        with contextlib.suppress(VersionNotFoundError, PolicyFileError, OSError):
-            found = Versions().find(name)
-            if found.name == version:
-                return found
-    return None
-
-
-def _encoded(action: Mapping[str, Any]) -> list[float]:
-    """The devices one-hot, then the factors: as the critics saw actions in training."""
-    done = Action(action["gpu_delta"], action["batch_factor"], action["lr_factor"])
-    return [float(delta == done.gpu_delta) for delta in GPU_DELTAS] + list(done.encoded()[1:])
-
-
-def _critic(version: Version, which: int, rows: Any) -> Any:
-    out = rows
-    for layer in (0, 2, 4):
-        weight, bias = (
-            version.arrays[f"critics.bodies.{which}.{layer}.{part}"] for part in ("weight", "bias")
-        )
-        out = out @ weight.T + bias
-        if layer != 4:
-            out = np.maximum(out, 0)
-    return out[:, 0]
+def _read(version: str) -> Version:
+    with contextlib.suppress(VersionNotFoundError):
+        return Versions().find(version)
+    found = Versions().find("shipped")
+    if found.name != version:
+        raise VersionNotFoundError(version)
+    return found
