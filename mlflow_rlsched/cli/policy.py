@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from mlflow_rlsched.credentials import redacted
 
 if TYPE_CHECKING:
     from mlflow_rlsched.policy.checkpoint import Version
-    from mlflow_rlsched.versions import Change, Versions
 
 _reason_option = click.option("--reason", default="", help="Why, for the history.")
 
@@ -61,29 +59,18 @@ def policy() -> None:
 @json_option
 def list_versions(as_json: bool) -> None:
     """List the versions, and how the champion came about."""
-    from mlflow_rlsched.policy.checkpoint import PolicyFileError
+    from mlflow_rlsched.overview.policies import overview
     from mlflow_rlsched.versions import Versions
 
-    versions = Versions()
-    try:
-        champion = versions.champion()
-        name, trouble = champion.version.name, champion.trouble
-    except PolicyFileError as error:
-        name, trouble = None, str(error)
-    rows = _rows(versions, name)
-    try:
-        changes = versions.changes()
-    except PolicyFileError:  # the champion's trouble says it
-        changes = []
+    found = overview(Versions())
     if as_json:
-        told = {"champion": name, "trouble": trouble, "versions": rows}
-        print_json(told | {"history": [_told(change) for change in changes]})
+        print_json(found)
         return
     headings = ["VERSION", "IS", "WRITTEN", "TROUBLE"]
-    print_table(table(headings, map(_cells, rows)))
-    if trouble:
-        click.echo(plain(trouble))
-    _print_history(changes)
+    print_table(table(headings, map(_cells, found["versions"])))
+    if found["trouble"]:
+        click.echo(plain(found["trouble"]))
+    _print_history(found["history"])
 
 
 @policy.command()
@@ -94,15 +81,15 @@ def show(name: str | None, as_json: bool) -> None:
 
     NAME is a version's name or the beginning of it, shipped, or the path of a file.
     """
+    from mlflow_rlsched.overview.policies import history
     from mlflow_rlsched.versions import Versions
 
     versions = Versions()
     version = versions.find(name) if name is not None else versions.champion().version
-    changes = [change for change in versions.changes() if change.champion == version.name]
+    changes = [each for each in history(versions) if each["champion"] == version.name]
     if as_json:
         about = {"name": version.name, "card": dict(version.card)}
-        optional = sorted(version.optional)
-        print_json(about | {"optional": optional, "history": [_told(change) for change in changes]})
+        print_json(about | {"optional": sorted(version.optional), "history": changes})
         return
     click.echo(f"version: {version.name}")
     for key, value in version.card.items():
@@ -149,50 +136,13 @@ policy.add_command(evaluate)
 policy.add_command(train)
 
 
-def _rows(versions: Versions, champion: str | None) -> list[dict[str, Any]]:
-    """What is known of each version; one whose file cannot be used has its trouble."""
-    from mlflow_rlsched.policy.checkpoint import PolicyFileError
-    from mlflow_rlsched.versions import SHIPPED
-
-    rows = []
-    for text in [*(["shipped"] if SHIPPED.exists() else []), *versions.names()]:
-        path = SHIPPED if text == "shipped" else versions.path(text)
-        row = {"name": text, "path": str(path), "shipped": text == "shipped", "trouble": ""}
-        try:
-            row["name"] = versions.find(text).name
-        except PolicyFileError as error:
-            row["trouble"] = str(error)
-        rows.append(
-            row | {"champion": row["name"] == champion, "written_at": os.path.getmtime(path)}
-        )
-    return rows
-
-
 def _cells(row: Mapping[str, Any]) -> Sequence[object]:
     said = ", ".join(name for name in ("champion", "shipped") if row[name])
     return [row["name"], said, clock(row["written_at"]), row["trouble"]]
 
 
-def _told(change: Change) -> dict[str, Any]:
-    return {
-        "time": change.time,
-        "change": "rollback" if change.rollback else "promotion",
-        "champion": change.champion or "shipped",
-        "reason": change.reason,
-        "figures": dict(change.figures),
-    }
-
-
-def _print_history(changes: Iterable[Change]) -> None:
-    rows = [
-        [
-            clock(c.time),
-            "rollback" if c.rollback else "promotion",
-            c.champion or "shipped",
-            c.reason,
-        ]
-        for c in changes
-    ]
+def _print_history(changes: Iterable[Mapping[str, Any]]) -> None:
+    rows = [[clock(c["time"]), c["change"], c["champion"], c["reason"]] for c in changes]
     if rows:
         click.echo()
         print_table(table(["TIME", "CHANGE", "CHAMPION SINCE", "REASON"], rows))
