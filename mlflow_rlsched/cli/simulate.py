@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +80,25 @@ def simulate(
     where they delay nobody; shortest serves first who has least left to do, tiresias who has had
     least; optimus gives GPUs to where one more saves the most time. goodput and flowtime choose
     GPUs and batch size by what jobs measure: so that none is slow, or that jobs are done soon on
-    average. GPU-hours and restarts are those of all jobs together.
+    average. GPU-hours and restarts are those of all jobs together. With --json it also says which
+    job held what when: kept in the folder simulations of rlsched (~/.rlsched), the dashboard shows
+    it.
     """
-    from mlflow_rlsched.simulator.cluster import Pool, figures, replay
+    from mlflow_rlsched.simulator.cluster import Pool, figures, replay, schedule
     from mlflow_rlsched.simulator.profiles import DataError
     from mlflow_rlsched.simulator.schedulers import SCHEDULERS
     from mlflow_rlsched.simulator.workload import read_workload
 
     pool = Pool(nodes, gpus_per_node, interval, restart)
     try:
-        jobs = read_workload(workload, profiles)
-        found = figures(replay(jobs, SCHEDULERS[policy](), pool), pool)
+        specs = read_workload(workload, profiles)
+        jobs = replay(specs, SCHEDULERS[policy](), pool)
     except DataError as error:
         raise WrongUsage(str(error)) from error
+    found = figures(jobs, pool)
     if as_json:
-        print_json(found)
+        about = {"policy": policy, "workload": workload.stem, "pool": asdict(pool)}
+        print_json(found | about | {"jobs": schedule(jobs)})
         return
     click.echo(f"{found['finished']} jobs on {pool.gpus} GPUs with {policy}")
     for name, words in (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -65,6 +65,21 @@ class Measurement:
 
 
 @dataclass
+class Span:
+    """A stretch of time in which a job held the same devices.
+
+    Attributes:
+        start_s: Its start.
+        end_s: Its end, as far as it is known.
+        held: Devices by node.
+    """
+
+    start_s: float
+    end_s: float
+    held: Mapping[int, int]
+
+
+@dataclass
 class Job:
     """A job on its way.
 
@@ -79,6 +94,7 @@ class Job:
         ran_s: Seconds with devices.
         gpu_s: Device-seconds.
         finished_s: When it was done, or None.
+        spans: What it held when, oldest first.
     """
 
     spec: JobSpec
@@ -91,6 +107,7 @@ class Job:
     ran_s: float = 0.0
     gpu_s: float = 0.0
     finished_s: float | None = None
+    spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.batch = self.batch or self.spec.batch
@@ -148,6 +165,14 @@ class Job:
                 self.finished_s = now + seconds - left
         self.ran_s += seconds - left
         self.gpu_s += (seconds - left) * self.gpus
+        self._note(now, now + seconds - left)
+
+    def _note(self, start: float, end: float) -> None:
+        last = self.spans[-1] if self.spans else None
+        if last is not None and last.end_s == start and last.held == self.held:
+            last.end_s = end
+        else:
+            self.spans.append(Span(start, end, self.held))
 
     def _restart(self, seconds: float) -> float:
         spent = min(self.restart_left_s, seconds)
@@ -245,6 +270,25 @@ def _emptiest(free: dict[int, int], count: int) -> dict[int, int]:
         free[node] -= taken
         count -= taken
     return held
+
+
+def schedule(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Which job held what when, as JSON values; times in seconds of the workload.
+
+    Returns:
+        For each job ``name``, ``application``, ``submitted_s``, ``finished_s`` and ``spans``, each
+        with ``start_s``, ``end_s`` and ``held``, devices by the number of the node.
+    """
+    return [
+        {
+            "name": job.spec.name,
+            "application": job.spec.application.profile.name,
+            "submitted_s": job.spec.submitted_s,
+            "finished_s": job.finished_s,
+            "spans": [asdict(span) for span in job.spans],
+        }
+        for job in jobs
+    ]
 
 
 def figures(jobs: Sequence[Job], pool: Pool) -> dict[str, float]:

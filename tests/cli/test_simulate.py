@@ -42,6 +42,10 @@ def test_the_cluster_and_its_times_can_be_set(
     figures = json.loads(result.stdout)
     # a: 5 + 60 s; b, which waits for it: from 70 on, 5 + 100 s
     assert figures["avg_jct_s"] == pytest.approx((65 + 175 - 30) / 2)
+    first, second = figures["jobs"]
+    assert first["spans"] == [{"start_s": 0, "end_s": pytest.approx(65), "held": {"0": 2}}]
+    assert second["spans"] == [{"start_s": 70, "end_s": pytest.approx(175), "held": {"0": 1}}]
+    assert (second["application"], second["submitted_s"]) == ("toy", 30)
 
 
 def test_text_says_the_same(rlsched: Rlsched, profiles: Path, workload: Path) -> None:
