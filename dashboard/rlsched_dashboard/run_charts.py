@@ -36,6 +36,9 @@ _HOST = {
     "utilization_percentage": "system/cpu_utilization_percentage",
     "memory_usage_percentage": "system/system_memory_usage_percentage",
 }
+FINE = (1, 1.5, 2, 3, 5, 7)
+"""Digits of the ticks where rates are near each other."""
+
 _LOOK = ("size", "color", "opacity")
 _BANDS = {"oom": "#e03131", "user_error": "#e03131", "finished": "#0ca678"}
 
@@ -162,8 +165,9 @@ def _lines(
             continue
         times, values, steps = timeline.thinned(history)
         colour = PALETTE[place % len(PALETTE)]
-        if not np.isfinite(values).all():
-            wild.append(_wild(label, times, values, steps, timeline))
+        bad = ~np.isfinite(values)
+        if bad.any():
+            wild.append(not_finite(label, timeline.places(times[bad]), values[bad], steps[bad]))
         # Between two attempts nothing was measured, and the line is broken.
         at = np.searchsorted(times, ends)
         at, breaks = at[(at > 0) & (at < len(times))], ends[(at > 0) & (at < len(times))]
@@ -195,20 +199,19 @@ def _lines(
     )
 
 
-def _wild(label: str, times: Numbers, values: Numbers, steps: Numbers, timeline: Timeline) -> Trace:
+def not_finite(label: str, x: Sequence[Any], values: Numbers, steps: Numbers) -> Trace:
     """Marks where a metric was no finite number: at the upper edge, whatever the axis shows."""
-    at = np.flatnonzero(~np.isfinite(values))
-    said = ["NaN" if np.isnan(values[i]) else "infinite" for i in at]
+    said = ["NaN" if np.isnan(value) else "infinite" for value in values]
     return {
         "type": "scatter",
         "name": f"{label}: not finite",
-        "x": timeline.places(times[at]),
-        "y": [0.97] * len(at),
+        "x": list(x),
+        "y": [0.97] * len(x),
         "yaxis": "y2",
         "mode": "markers",
         "marker": {"symbol": "x", "size": 8, "color": "#e03131"},
         "text": [
-            f"{label}: {word} at step {steps[i]:.0f}" for i, word in zip(at, said, strict=True)
+            f"{label}: {word} at step {step:.0f}" for step, word in zip(steps, said, strict=True)
         ],
         "hovertemplate": "%{text}<extra></extra>",
         "showlegend": False,
@@ -246,7 +249,7 @@ def _knob(
     return charts.figure(
         [trace],
         x=timeline.axis(),
-        y=_axis(name, [value for value in y if value]),
+        y=knob_axis(name, [value for value in y if value]),
         shapes=list(bands),
         hovermode="closest",
     )
@@ -270,7 +273,7 @@ def more_decisions(
     return [added | look, [0]]
 
 
-def _axis(name: str, values: Sequence[float]) -> dict[str, Any]:
+def knob_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
     """A knob's axis: whole devices, batches by powers of two, rates by powers of ten."""
     if name == "gpus":
         return {"rangemode": "tozero", "dtick": 1 if max(values, default=1) < 10 else None}
@@ -287,7 +290,7 @@ def _axis(name: str, values: Sequence[float]) -> dict[str, Any]:
         ticks = [
             digit * 10.0**power
             for power in range(int(np.floor(low - room)), int(np.ceil(high + room)) + 1)
-            for digit in (1, 1.5, 2, 3, 5, 7)
+            for digit in ((1,) if high - low > 1.5 else (1, 3) if high - low > 0.7 else FINE)
         ]
         shown = {"tickvals": ticks, "ticktext": [f"{tick:.1e}" for tick in ticks]}
         return {"type": "log", "range": [low - room, high + room], **shown}

@@ -76,3 +76,24 @@ window.dashAgGridComponentFunctions.Link = function (props) {
   };
   return React.createElement("a", { href, onClick: follow, className: "grid-link" }, props.value);
 };
+
+// A value beside that of the baseline: itself, and by how much it is more or less.
+window.dashAgGridComponentFunctions.Compared = function (props) {
+  const { value, data } = props;
+  if (value === null || value === undefined || value === "") return null;
+  const shown = window.dashAgGridFunctions.rlsched;
+  const text = data.kind === "duration" ? shown.duration(value) : shown.number(value);
+  const other = data[props.baseline];
+  const parts = [React.createElement("span", { key: "value" }, text)];
+  if (typeof value === "number" && typeof other === "number" && value !== other) {
+    const share = other === 0 ? null : (100 * (value - other)) / Math.abs(other);
+    const sign = value > other ? "+" : "\u2212";
+    const size = share === null ? shown.number(Math.abs(value - other)) :
+      `${Number(Math.abs(share).toPrecision(2)).toLocaleString("en-US")} %`;
+    const className = `difference ${value > other ? "more" : "less"}`;
+    parts.push(React.createElement("span", { key: "difference", className }, `${sign}${size}`));
+  } else if (typeof value === "string" && other !== undefined && value !== other) {
+    parts.push(React.createElement("span", { key: "difference", className: "difference more" }, "\u2260"));
+  }
+  return React.createElement("span", null, parts);
+};

@@ -14,7 +14,7 @@ window.dash_clientside.live = {
     const query = new URLSearchParams(window.location.search);
     names.forEach((name, place) => {
       const value = values[place];
-      const text = value === null || value === undefined ? "" :
+      const text = value === null || value === undefined || value === false ? "" :
         typeof value === "object" ? JSON.stringify(value) : String(value);
       if (text === "" || text === "{}" || text === "[]") query.delete(name);
       else query.set(name, text);

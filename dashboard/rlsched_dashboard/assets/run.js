@@ -1,12 +1,12 @@
 "use strict";
-/* The page of a run: one zoom for all charts, and the decision that is looked at. */
+/* One zoom for all charts of a page; the axis of a run, and the decision that is looked at. */
 window.dash_clientside = window.dash_clientside || {};
 
 (function () {
   let zoomed = null; // what all charts show, as the axis has it; null is all of it
   let whole = null; // from where to where that is
 
-  const plots = () => document.querySelectorAll(".run-charts .js-plotly-plot");
+  const plots = () => document.querySelectorAll(".linked .js-plotly-plot");
 
   function asked(relayout) {
     if (!relayout) return undefined;
@@ -33,7 +33,7 @@ window.dash_clientside = window.dash_clientside || {};
       const nothing = window.dash_clientside.no_update;
       const triggered = window.dash_clientside.callback_context.triggered[0];
       if (!triggered) return [nothing, nothing];
-      const all = triggered.prop_id === "run-whole.n_clicks";
+      const all = triggered.prop_id.endsWith("-whole.n_clicks");
       let range = all ? null : asked(triggered.value);
       if (range === undefined) return [nothing, nothing];
       if (same(range, whole)) range = null;

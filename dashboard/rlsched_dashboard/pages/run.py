@@ -50,7 +50,9 @@ def layout(context: Context, view: View) -> Component:
             html.Div(heads["figures"], id="run-figures"),
             _chart_tools(timeline),
             html.Div(
-                _charts(context, data, timeline), id="run-charts", className="charts run-charts"
+                _charts(context, data, timeline),
+                id="run-charts",
+                className="charts run-charts linked",
             ),
             components.card("Decisions", _decisions(data, view.zone)),
             components.card(

@@ -14,7 +14,7 @@ from rlsched_dashboard.sources.tracking import Tracking
 
 KEPT_RUNS = 200
 UNUSED = ("history",)
-"""Keys of a record that no page shows, and that are most of it."""
+"""Keys of a record of which pages show little, and that are most of it."""
 
 Record = dict[str, Any]
 
@@ -28,7 +28,7 @@ class _Log:
 
 
 class Decisions:
-    """Reads each line once.
+    """Reads each line once. Of its history a record keeps ``samples``, those seen so far.
 
     Args:
         tracking: Has the decisions of runs whose directories are gone or elsewhere.
@@ -76,4 +76,5 @@ class Decisions:
 
 
 def _slim(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name not in UNUSED}
+    known = {name: value for name, value in record.items() if name not in UNUSED}
+    return known | {"samples": record["history"]["samples"]}
