@@ -16,6 +16,8 @@ from rlsched_dashboard.pages import cluster, compare, now, policy, run, runs, se
 from rlsched_dashboard.settings import Settings
 from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.decisions import Decisions
+from rlsched_dashboard.sources.policies import Policies
+from rlsched_dashboard.sources.replay import ReplayView
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking, TrackingError
 from rlsched_dashboard.sources.usage import Meter
@@ -76,7 +78,8 @@ def context_of(settings: Settings) -> Context:
     scheduler, tracking = Scheduler(settings.store), Tracking(settings.tracking_uri)
     decisions = Decisions(tracking)
     meter, rows = Meter(scheduler, decisions), Changes("run_id")
-    return Context(settings, scheduler, tracking, decisions, meter, rows)
+    policies, replay = Policies(), ReplayView(scheduler)
+    return Context(settings, scheduler, tracking, decisions, meter, rows, policies, replay)
 
 
 def shown(context: Context, view: View) -> Component:

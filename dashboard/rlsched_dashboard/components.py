@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -76,4 +76,23 @@ def page_title(title: str, actions: Any = None, beside: Any = None) -> Component
         ],
         justify="space-between",
         mb="md",
+    )
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], label: str) -> Component:
+    """A small table that does not change; ``label`` is what a screen reader says."""
+    return html.Div(
+        dmc.Table(
+            [
+                dmc.TableThead(dmc.TableTr([dmc.TableTh(each) for each in headings])),
+                dmc.TableTbody([dmc.TableTr([dmc.TableTd(cell) for cell in row]) for row in rows]),
+            ],
+            striped=True,
+            fz="xs",
+            verticalSpacing=4,
+        ),
+        className="scrolls",
+        role="region",
+        tabIndex=0,
+        **{"aria-label": label},
     )

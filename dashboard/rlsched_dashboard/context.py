@@ -9,6 +9,8 @@ from urllib.parse import quote, urlencode
 from rlsched_dashboard.settings import Settings
 from rlsched_dashboard.sources.changes import Changes
 from rlsched_dashboard.sources.decisions import Decisions
+from rlsched_dashboard.sources.policies import Policies
+from rlsched_dashboard.sources.replay import ReplayView
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking
 from rlsched_dashboard.sources.usage import Meter
@@ -40,6 +42,8 @@ class Context:
         decisions: Decisions of runs.
         meter: What runs took and saved.
         run_rows: Rows of the page Runs, which all browsers share.
+        policies: Policy versions.
+        replay: What there is to learn from.
     """
 
     settings: Settings
@@ -48,6 +52,8 @@ class Context:
     decisions: Decisions
     meter: Meter
     run_rows: Changes
+    policies: Policies
+    replay: ReplayView
 
     def href(self, path: str, **query: str) -> str:
         """Address of a page of the dashboard, prefix included."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def decision(record: Record, zone: str) -> list[Component]:
         ]
     parts += [
         dmc.Title("Reward of the interval that ended here", order=3, size="h6", mt="md"),
-        _table(
+        components.table(
             ("Part", "Value"),
             [(name, f"{value:+.4f}") for name, value in record["reward"].items()],
             "Reward by component",
@@ -214,7 +214,8 @@ def _actions(record: Record, actions: dict[str, Any], worth: dict[str, float]) -
         for name in reasons
     ]
     headings = ("Who", "Action", *(["Q"] if worth else []), "Why")
-    return _table(headings, rows, "What each policy would do, and what the critics think of it")
+    label = "What each policy would do, and what the critics think of it"
+    return components.table(headings, rows, label)
 
 
 def _state(record: Record) -> Component:
@@ -231,25 +232,7 @@ def _state(record: Record) -> Component:
                     f"{known['normalised']:+.2f}",
                 )
             )
-    return _table(("State", "Value", "Unit", "Normalised"), rows, "The state, by name")
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], label: str) -> Component:
-    return html.Div(
-        dmc.Table(
-            [
-                dmc.TableThead(dmc.TableTr([dmc.TableTh(each) for each in headings])),
-                dmc.TableTbody([dmc.TableTr([dmc.TableTd(cell) for cell in row]) for row in rows]),
-            ],
-            striped=True,
-            fz="xs",
-            verticalSpacing=4,
-        ),
-        className="scrolls",
-        role="region",
-        tabIndex=0,
-        **{"aria-label": label},
-    )
+    return components.table(("State", "Value", "Unit", "Normalised"), rows, "The state, by name")
 
 
 def about(context: Context, data: RunData, described: dict[str, Any]) -> list[Component]:
@@ -265,9 +248,9 @@ def about(context: Context, data: RunData, described: dict[str, Any]) -> list[Co
     }
     rows = [(name, value) for name, value in facts.items() if value]
     parts = [
-        components.card("About", _table(("", ""), rows, "About this run")),
+        components.card("About", components.table(("", ""), rows, "About this run")),
         components.card(
-            "Parameters", _table(("Name", "Value"), sorted(params.items()), "Parameters")
+            "Parameters", components.table(("Name", "Value"), sorted(params.items()), "Parameters")
         ),
     ]
     if data.run_dir is not None:
@@ -283,7 +266,7 @@ def _checkpoints(run_dir: Path) -> Component:
         rows = []
     if not rows:
         return dmc.Text("None: the training saved nothing yet.", size="sm", c="dimmed")
-    return _table(("Checkpoint", "Size"), rows, "Checkpoints")
+    return components.table(("Checkpoint", "Size"), rows, "Checkpoints")
 
 
 def _size(path: Path) -> int:

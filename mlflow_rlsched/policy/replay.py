@@ -23,6 +23,9 @@ PARTS = len(WEIGHTS) + 1
 KEY = 3.0
 """How much more likely a key transition is sampled than another with the same error."""
 
+EXPONENT = 0.6
+"""How much the error of a transition counts when it is drawn (alpha of the paper)."""
+
 LARGE_CHANGE = 1.0
 """Change of the reward between two intervals that makes a key transition."""
 
@@ -205,6 +208,12 @@ class Sample:
     transitions: Transitions
 
 
+def priority(errors: Array, exponent: float = EXPONENT) -> Array:
+    """How likely transitions are drawn, by their errors (N,) and not yet times ``KEY``."""
+    found: Array = (np.abs(errors) + 1e-6) ** exponent
+    return found
+
+
 class Replay:
     """The last transitions, drawn by how much there is to learn from them.
 
@@ -219,7 +228,11 @@ class Replay:
     """
 
     def __init__(
-        self, capacity: int = 100_000, exponent: float = 0.6, correction: float = 0.4, seed: int = 0
+        self,
+        capacity: int = 100_000,
+        exponent: float = EXPONENT,
+        correction: float = 0.4,
+        seed: int = 0,
     ) -> None:
         self.capacity = capacity
         self.correction = correction
@@ -266,6 +279,6 @@ class Replay:
             places: (N,) of a sample.
             errors: (N,) their temporal-difference errors.
         """
-        priorities = (np.abs(errors) + 1e-6) ** self._exponent
+        priorities = priority(errors, self._exponent)
         self._largest = max(self._largest, float(priorities.max()))
         self._tree[places] = priorities * self._boost[places]

@@ -50,11 +50,16 @@ window.rlsched = window.rlsched || {};
   };
 
   rlsched.csv = function (plot) {
-    const lines = ["series,x,y"];
+    // Bars that begin somewhere tell in their customdata what they are, and when they end.
+    const spans = plot.data.some((trace) => trace.base);
+    const lines = [spans ? "series,place,from,to,name" : "series,x,y"];
     for (const trace of plot.data) {
       const xs = trace.x || [];
       const ys = trace.y || [];
-      for (let i = 0; i < xs.length; i++) lines.push([trace.name, xs[i], ys[i]].map(cell).join(","));
+      for (let i = 0; i < xs.length; i++) {
+        const row = spans ? [ys[i], trace.base[i], ...trace.customdata[i].slice(0, 2)] : [xs[i], ys[i]];
+        lines.push([trace.name, ...row].map(cell).join(","));
+      }
     }
     return lines.join("\n") + "\n";
   };

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_rlsched.policy.action import GPU_DELTAS
+from mlflow_rlsched.policy.action import Action
 from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version, critic_outputs
-from mlflow_rlsched.policy.inputs import encode
+from mlflow_rlsched.policy.inputs import INPUTS, encode
 from mlflow_rlsched.versions import VersionNotFoundError, Versions
 
 _KEPT = 8
@@ -28,17 +28,26 @@ def q_values(
         actions: Actions by name, as decisions record them.
     """
     found = version_named(version)
-    if found is None or inputs is None:
+    if found is None or inputs is None or len(inputs) != len(INPUTS):
         return {}
+    values = worth(found, inputs, [Action(**action) for action in actions.values()])
+    return dict(zip(actions, values, strict=False))
+
+
+def worth(version: Version, inputs: Sequence[float], actions: Sequence[Action]) -> list[float]:
+    """The lower estimate of both critics for each action; none where the version has no critics."""
+    if not has_critics(version):
+        return []
+    clipped = [action.clipped() for action in actions]
     names = ("gpu_delta", "batch_factor", "lr_factor")
-    deltas, *factors = (np.array([action[name] for action in actions.values()]) for name in names)
-    encoded = encode(np.clip(deltas, GPU_DELTAS[0], GPU_DELTAS[-1]), *factors)
+    encoded = encode(*(np.array([getattr(each, name) for each in clipped]) for name in names))
     seen = np.tile(np.array(inputs), (len(actions), 1))
-    try:
-        estimates = critic_outputs(found.arrays, seen, encoded)
-    except (KeyError, ValueError):  # a version without critics, or of other inputs
-        return {}
-    return dict(zip(actions, estimates.tolist(), strict=True))
+    return [float(value) for value in critic_outputs(version.arrays, seen, encoded)]
+
+
+def has_critics(version: Version) -> bool:
+    """Whether a version can judge actions, not only act."""
+    return "critics.bodies.1.0.weight" in version.arrays
 
 
 def version_named(version: str) -> Version | None:

@@ -19,7 +19,7 @@ from mlflow_rlsched.overview.expected import expected_starts
 from mlflow_rlsched.overview.queue import queue_rows
 from mlflow_rlsched.overview.run import describe
 from mlflow_rlsched.sharing import SQLITE
-from mlflow_rlsched.store import Attempt, State, Store, Task, open_store
+from mlflow_rlsched.store import Attempt, State, Store, Task, Transition, open_store
 
 T = TypeVar("T")
 
@@ -115,6 +115,10 @@ class Scheduler:
             )
             start = starts.get(task.run_id)
         return describe(task, attempts, start)
+
+    def transitions(self, after: int, limit: int) -> list[tuple[int, Transition]]:
+        """Transitions by their growing serial number: see ``Store.transitions``."""
+        return self._ask(lambda store: store.transitions(after=after, limit=limit), [])
 
     def cancel(self, task: Task) -> str:
         """Ask for the end of a run: see ``requests.cancel``."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.credentials import redacted
+from mlflow_rlsched.registry import MODEL
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,6 +37,9 @@ RETRY_S = 5.0
 PAGE = 25_000
 RUNS_PAGE = 200
 """Runs asked for at once: MLflow takes a hundred times the memory of what it returns."""
+LEARNING_RUNS = 100
+"""Runs of learning that are looked at, the newest."""
+
 LARGEST = 1.79e308
 KEPT_POINTS = 2_000_000
 """Points of histories that are kept in memory, 24 bytes each."""
@@ -183,6 +187,25 @@ class Tracking:
             if found is not None and found.is_over and time.monotonic() - self._whole_at < WHOLE_S:
                 return found
             return self._get(run_id)
+
+    def learning_runs(self) -> list[TrackedRun]:
+        """Runs in which a policy learned, newest first: those of the experiment of policies.
+
+        Raises:
+            TrackingError: MLflow does not answer.
+        """
+        if not self._exists():
+            return []
+        with self._lock:
+            found = self._ask(lambda client: client.get_experiment_by_name(MODEL))
+            if found is None:
+                return []
+            runs = self._ask(
+                lambda client: client.search_runs(
+                    [found.experiment_id], order_by=["start_time DESC"], max_results=LEARNING_RUNS
+                )
+            )
+            return [self._tracked(run) for run in runs if run.data.metrics]
 
     def history(self, run_id: str, metric: str) -> History:
         """All that was logged of a metric so far; empty where nothing was.

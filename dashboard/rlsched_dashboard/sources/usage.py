@@ -58,7 +58,7 @@ class Meter:
         costs: list[float] = []
         saved: list[float] = []
         for task in self._tasks(start):
-            attempts = self._attempts(task)
+            attempts = self.attempts(task)
             held_s = sum(_held_s(attempt, start, now) for attempt in attempts)
             device_s += held_s
             costs += self._costs(task, attempts, start, now)
@@ -95,7 +95,8 @@ class Meter:
             task for task in over if task.attempt and (task.ended_at or 0.0) >= start
         ]
 
-    def _attempts(self, task: Task) -> Sequence[Attempt]:
+    def attempts(self, task: Task) -> Sequence[Attempt]:
+        """Attempts of a task; those of one that is over are read once."""
         key = task.run_id, task.attempt
         with self._lock:
             if key in self._over:
