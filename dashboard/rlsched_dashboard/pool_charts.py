@@ -16,10 +16,8 @@ ROW = 22
 """Height of a device in the chart of tasks, pixels."""
 
 MOST_ROWS = 64
-OTHERS = "others"
-"""Users beyond those that have a colour of their own."""
-
 REST = "#868e96"
+_EDGE = "rgba(127,127,127,0.6)"
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,11 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
                     [end, _safe(each.name), duration(each.end - each.start), _how(each.ended)]
                     for each, end in zip(holds, ends, strict=True)
                 ],
-                "hovertemplate": "<b>%{customdata[1]}</b>, "
-                f"{_safe(group)}<br>%{{y}}, %{{customdata[2]}}<br>%{{customdata[3]}}<extra></extra>",
+                "hovertemplate": f"<b>%{{customdata[1]}}</b>, {_safe(group)}<br>%{{y}},"
+                " %{customdata[2]}<br>%{customdata[3]}<extra></extra>",
                 "marker": {
                     "color": colour,
-                    "line": {"color": "rgba(127,127,127,0.6)", "width": 0.5},
+                    "line": {"color": _EDGE, "width": 0.5},
                 },
             }
         )
@@ -112,12 +110,14 @@ def height(pool: Pool) -> int:
 
 def use(pool: Pool, clock: Clock) -> Figure:
     """Devices held over time, by user."""
+    # Stacked lines need the same places: Plotly takes what one does not have for 0.
+    times = sorted({pool.start, pool.end, *(t for h in pool.holds for t in (h.start, h.end))})
+    places = clock.places(times)
     traces = []
     for group, colour in colours(pool).items():
         events = [(h.start, h.end, h.devices) for h in pool.holds if h.group == group]
-        times, counts = _over_time(events, pool)
         more = {"stackgroup": "held", "fillcolor": f"{colour}66", "hovertemplate": "%{y:.3~g}"}
-        traces.append(charts.steps(group, clock.places(times), counts, colour, **more))
+        traces.append(charts.steps(group, places, _counted(events, times), colour, **more))
         traces[-1]["line"]["width"] = 1
     return charts.figure(
         traces, x=clock.axis(pool), y={"rangemode": "tozero"}, showlegend=len(traces) > 1
@@ -126,28 +126,25 @@ def use(pool: Pool, clock: Clock) -> Figure:
 
 def waiting(pool: Pool, clock: Clock) -> Figure:
     """Runs that wait over time."""
-    times, counts = _over_time([(w.start, w.end, 1.0) for w in pool.waits], pool)
+    times = sorted({pool.start, pool.end, *(t for w in pool.waits for t in (w.start, w.end))})
+    counts = _counted([(wait.start, wait.end, 1.0) for wait in pool.waits], times)
     line = charts.steps("waiting", clock.places(times), counts, PALETTE[1], fill="tozeroy")
     line["fillcolor"] = f"{PALETTE[1]}33"
-    return charts.figure([line], x=clock.axis(pool), y={"rangemode": "tozero", "tickformat": "d"})
+    whole = {"rangemode": "tozero", "dtick": 1 if max(counts) < 8 else None}
+    return charts.figure([line], x=clock.axis(pool), y=whole)
 
 
-def _over_time(
-    events: Sequence[tuple[float, float, float]], pool: Pool
-) -> tuple[list[float], list[float]]:
-    """Points in time and what counts from then on, of (start, end, amount)."""
+def _counted(events: Sequence[tuple[float, float, float]], times: Sequence[float]) -> list[float]:
+    """How much there is from each point in time on, of (start, end, amount); the last repeats."""
     changes: dict[float, float] = defaultdict(float)
-    changes[pool.start] += 0.0
-    changes[pool.end] += 0.0
     for start, end, amount in events:
         changes[start] += amount
-        changes[end] -= amount if end < pool.end else 0.0
-    times = sorted(changes)
+        changes[end] -= amount
     total, counts = 0.0, []
-    for each in times:
+    for each in times[:-1]:
         total += changes[each]
         counts.append(round(total, 4))
-    return times, counts
+    return [*counts, *counts[-1:]]
 
 
 @dataclass(frozen=True)
@@ -197,13 +194,12 @@ def shares(pool: Pool) -> list[Share]:
     return found
 
 
-def fairness(found: Sequence[Share]) -> Figure:
-    """Shares of the device-hours beside those by weight."""
+def fairness(found: Sequence[Share], weighted: bool) -> Figure:
+    """Shares of the device-hours; ``weighted``: beside those by weight."""
     names = [each.group for each in found]
-    bars = (
-        ("held", [each.share for each in found], PALETTE[0]),
-        ("by weight", [each.fair for each in found], REST),
-    )
+    bars = [("held", [each.share for each in found], PALETTE[0])]
+    if weighted:
+        bars.append(("by weight", [each.fair for each in found], REST))
     return charts.figure(
         [
             {
@@ -219,6 +215,7 @@ def fairness(found: Sequence[Share]) -> Figure:
         x={"type": "category"},
         y={"tickformat": ".0%", "rangemode": "tozero"},
         barmode="group",
+        bargap=0.4,
     )
 
 

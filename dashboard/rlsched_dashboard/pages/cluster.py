@@ -1,18 +1,246 @@
-"""Cluster."""
+"""Cluster: the pool over time, and workloads that were simulated."""
 
 from __future__ import annotations
 
-from dash import Dash
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from rlsched_dashboard.components import page_title
+from mlflow_rlsched.store import StoreError
+from mlflow_rlsched.words import duration
+from rlsched_dashboard import charts, components, formats, live, pool_charts
 from rlsched_dashboard.context import Context, View
+from rlsched_dashboard.pool_charts import Clock, Share
+from rlsched_dashboard.sources.pool import (
+    NoSimulationError,
+    Pool,
+    Simulation,
+    real_pool,
+    simulation,
+    simulations,
+    simulations_folder,
+)
+
+WINDOWS = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "all": None}
+"""How far to look back, by the name in the address."""
+
+USUAL = "24h"
+PARTS = ("notes", "figures", "tasks", "use", "waiting", "fairness", "shares")
 
 
 def layout(context: Context, view: View) -> Component:
     """The page."""
-    return page_title("Cluster")
+    window = view.query.get("window", USUAL)
+    window = window if window in WINDOWS else USUAL
+    parts = _read(context, window, view.zone)
+    return html.Div(
+        [
+            components.page_title("Cluster", [_windows(window)]),
+            *(
+                html.Div(parts[name], id=f"cluster-{name}")
+                for name in ("notes", "figures", "tasks")
+            ),
+            html.Div(
+                [html.Div(parts[name], id=f"cluster-{name}") for name in PARTS[3:]],
+                className="charts",
+            ),
+            _simulated(view.query.get("simulation")),
+            dcc.Store(id="cluster-zone", data=view.zone),
+            dcc.Store(id="cluster-seen", data=live.digests(parts)),
+        ]
+    )
 
 
 def register(app: Dash, context: Context) -> None:
     """Its callbacks."""
+    live.keep_in_address(app, {"window": ("cluster-window", "value")})
+    app.clientside_callback(
+        ClientsideFunction("cluster", "simulation"),
+        Output("address", "data", allow_duplicate=True),
+        Input("cluster-simulation", "value"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        *(Output(f"cluster-{name}", "children") for name in PARTS),
+        Output("cluster-seen", "data"),
+        live.REFRESH,
+        Input("cluster-window", "value"),
+        State("cluster-zone", "data"),
+        State("cluster-seen", "data"),
+        running=live.RUNNING,
+        prevent_initial_call=True,
+    )
+    def _renew(_: Any, window: str, zone: str, seen: dict[str, str]) -> Any:
+        try:
+            parts = _read(context, window, zone)
+        except StoreError as error:
+            told = components.notice("The store cannot be read", str(error), kind="error")
+            return [told, *[no_update] * (len(PARTS) - 1), {**seen, "notes": ""}]
+        digests = live.digests(parts)
+        news = [no_update if digests[name] == seen.get(name) else parts[name] for name in PARTS]
+        return [*news, digests]
+
+
+def _read(context: Context, window: str, zone: str) -> dict[str, Any]:
+    """What is shown of the real pool, by part."""
+    try:
+        pool, trouble = real_pool(context, WINDOWS[window])
+    except ValueError as error:
+        told = components.notice(
+            "The devices of this host cannot be told", str(error), kind="error"
+        )
+        return dict.fromkeys(PARTS) | {"notes": told}
+    notes = []
+    if trouble is not None:
+        notes.append(components.notice("Runs of MLflow are missing", str(trouble), kind="error"))
+    if not pool.holds and not pool.waits:
+        text = "Choose a longer stretch of time, or submit a run in a project's folder:"
+        notes.append(
+            components.notice("Nothing held a device", text, "mlflow run . --backend rlsched")
+        )
+        return dict.fromkeys(PARTS) | {"notes": notes}
+    return {"notes": notes, **_drawn(pool, Clock(zone), "cluster")}
+
+
+def _drawn(pool: Pool, clock: Clock, prefix: str) -> dict[str, Any]:
+    """The parts of a pool, real or simulated."""
+    found = pool_charts.shares(pool)
+    more = len(pool.devices) - pool_charts.MOST_ROWS
+    whose = "user" if clock.zone else "application"
+    return {
+        "figures": _figures(pool, found),
+        "tasks": charts.chart_card(
+            f"{prefix}-chart-tasks",
+            "Tasks on devices",
+            pool_charts.tasks(pool, clock),
+            f"coloured by {whose}" + f"; {more} more devices are left out" * (more > 0),
+            height=pool_charts.height(pool),
+        ),
+        "use": charts.chart_card(
+            f"{prefix}-chart-use", "Devices held", pool_charts.use(pool, clock), f"by {whose}"
+        ),
+        "waiting": charts.chart_card(
+            f"{prefix}-chart-waiting", "Waiting", pool_charts.waiting(pool, clock), "runs"
+        ),
+        "fairness": charts.chart_card(
+            f"{prefix}-chart-fairness",
+            "Shares",
+            pool_charts.fairness(found, weighted=clock.zone is not None),
+            f"of the device-hours, by {whose}" + ", beside those by weight" * bool(clock.zone),
+        ),
+        "shares": components.card(f"By {whose}", _shares(found, whose)),
+    }
+
+
+def _figures(pool: Pool, found: Sequence[Share]) -> Component:
+    held = sum(each.device_s for each in found)
+    room = len(pool.devices) * (pool.end - pool.start)
+    waits = [wait.end - wait.start for wait in pool.waits]
+    now = sum(wait.end >= pool.end for wait in pool.waits)
+    ends = [hold.ended for hold in pool.holds]
+    return components.strip(
+        [
+            components.figure("Devices", str(len(pool.devices))),
+            components.figure(
+                "Held",
+                formats.percent(held / room if room else None),
+                f"of {duration(_rough(pool.end - pool.start))}",
+            ),
+            components.figure("Device time", formats.hours(held)),
+            components.figure(
+                "Waited",
+                duration(_rough(median(waits))) if waits else formats.MISSING,
+                f"median of {len(waits)}" if waits else "nothing waited",
+            ),
+            components.figure("Waiting", str(now), "at the end of this stretch"),
+            components.figure("Out of memory", str(ends.count("oom")), f"of {len(ends)} holds"),
+        ]
+    )
+
+
+def _rough(seconds: float) -> float:
+    """A length of time that changes seldom."""
+    return seconds if seconds < 60 else seconds - seconds % 60
+
+
+def _shares(found: Sequence[Share], whose: str) -> Component:
+    rows = [
+        (
+            each.group,
+            str(each.runs),
+            formats.hours(each.device_s),
+            formats.percent(each.share),
+            formats.percent(each.fair),
+            formats.MISSING if each.waited_s is None else duration(each.waited_s),
+            formats.MISSING if each.longest_s is None else duration(each.longest_s),
+        )
+        for each in found
+    ]
+    headings = ("", "Runs", "Device time", "Share", "By weight", "Waited, median", "Longest")
+    return components.table(headings, rows, f"Shares by {whose}")
+
+
+def _windows(window: str) -> Component:
+    return dmc.SegmentedControl(
+        id="cluster-window",
+        data=[{"value": name, "label": name} for name in WINDOWS],
+        value=window,
+        size="xs",
+        **{"aria-label": "How far to look back"},
+    )
+
+
+def _simulated(wanted: str | None) -> Component:
+    """Workloads that were simulated, marked as such."""
+    names = simulations()
+    name = wanted if wanted in names else (names[0] if names else None)
+    badge = dmc.Badge("simulated", color="grape", variant="filled", radius="sm")
+    title = dmc.Group([dmc.Title("Simulated workloads", order=2, size="h4"), badge], gap="sm")
+    picker = dmc.Select(
+        id="cluster-simulation",
+        data=names,
+        value=name,
+        size="xs",
+        w=260,
+        allowDeselect=False,
+        display=None if names else "none",
+        **{"aria-label": "Simulated workload"},
+    )
+    heading = dmc.Group([title, picker], justify="space-between", mb="sm")
+    return html.Section([heading, *_simulation(name)], className="simulated")
+
+
+def _simulation(name: str | None) -> list[Component]:
+    if name is None:
+        text = "What a scheduler would make of a workload is shown beside what happened, once kept:"
+        command = (
+            f"mkdir -p {simulations_folder()}\nrlsched simulate --profiles DIR --workload FILE.csv"
+            f" --policy goodput --json > {simulations_folder()}/NAME.json"
+        )
+        return [components.notice("Nothing was simulated yet", text, command)]
+    try:
+        found = simulation(name)
+    except NoSimulationError as error:
+        return [components.notice("This cannot be shown", str(error), kind="error")]
+    parts = _drawn(found.pool, Clock(None), "simulated")
+    return [
+        dmc.Text(_told(found), size="sm", c="dimmed", mb="sm"),
+        parts["figures"],
+        parts["tasks"],
+        html.Div([parts[part] for part in PARTS[3:]], className="charts"),
+    ]
+
+
+def _told(found: Simulation) -> str:
+    figures = found.figures
+    return (
+        f"{figures['finished']} jobs of {figures['workload']} under {figures['policy']}: done after"
+        f" {duration(figures['avg_jct_s'])} on average, all after"
+        f" {duration(figures['makespan_s'])}, {figures['gpu_hours']:.1f} GPU-hours,"
+        f" {figures['restarts']:.0f} restarts. Nothing of this ran."
+    )

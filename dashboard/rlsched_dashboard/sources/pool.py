@@ -20,6 +20,9 @@ from rlsched_dashboard.context import Context
 from rlsched_dashboard.sources.tracking import TrackedRun, TrackingError
 from rlsched_dashboard.sources.usage import LOOKED_AT
 
+FIGURES = ("finished", "workload", "policy", "avg_jct_s", "makespan_s", "gpu_hours", "restarts")
+"""What a page says of a simulated workload."""
+
 ELSEWHERE = "not in this store"
 """Row of runs that only MLflow knows: on which devices they were is not known."""
 
@@ -127,7 +130,8 @@ def real_pool(context: Context, length_s: float | None) -> tuple[Pool, TrackingE
     here = [row["id"] for row in context.scheduler.devices()]
     cut = [_cut(hold, start, now) for hold in holds if hold.end > start]
     waited = [Wait(w.group, max(w.start, start), w.end) for w in waits if w.end > start]
-    first = min([each.start for each in (*cut, *waited)], default=now - 3600)
+    starts = [hold.start for hold in cut] + [wait.start for wait in waited]
+    first = min(starts, default=now - 3600)
     others = sorted({hold.device for hold in cut} - {*here, ELSEWHERE})
     last = [ELSEWHERE] * any(hold.device == ELSEWHERE for hold in cut)
     weights = _weights(context, tasks)
@@ -204,7 +208,7 @@ class Simulation:
     Attributes:
         name: Of its file.
         pool: What happened in it; times in seconds of the workload.
-        figures: What it came to, as ``rlsched simulate --json`` prints it.
+        figures: ``FIGURES``, as ``rlsched simulate --json`` prints them.
     """
 
     name: str
@@ -233,12 +237,13 @@ def simulation(name: str) -> Simulation:
     try:
         told = json.loads(path.read_bytes())
         pool = _simulated(told)
+        figures = {key: told[key] for key in FIGURES}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise NoSimulationError(
             f"{path} holds no result of a simulation ({error!r}): write one by `rlsched simulate"
             f" … --json > {path}`"
         ) from error
-    return Simulation(name, pool, told)
+    return Simulation(name, pool, figures)
 
 
 def _simulated(told: Mapping[str, Any]) -> Pool:
