@@ -118,7 +118,7 @@ def use(pool: Pool, clock: Clock) -> Figure:
         events = [(h.start, h.end, h.devices) for h in pool.holds if h.group == group]
         more = {"stackgroup": "held", "fillcolor": f"{colour}66", "hovertemplate": "%{y:.3~g}"}
         traces.append(charts.steps(group, places, _counted(events, times), colour, **more))
-        traces[-1]["line"]["width"] = 1
+        traces[-1]["line"]["width"] = 0
     return charts.figure(
         traces, x=clock.axis(pool), y={"rangemode": "tozero"}, showlegend=len(traces) > 1
     )
@@ -212,7 +212,7 @@ def fairness(found: Sequence[Share], weighted: bool) -> Figure:
             }
             for name, values, colour in bars
         ],
-        x={"type": "category"},
+        x={"type": "category", "tickangle": "auto"},
         y={"tickformat": ".0%", "rangemode": "tozero"},
         barmode="group",
         bargap=0.4,

@@ -3,10 +3,9 @@
 window.dash_clientside = window.dash_clientside || {};
 
 window.dash_clientside.cluster = {
-  simulation(name) {
+  simulation(name, names) {
     const query = new URLSearchParams(window.location.search);
-    const triggered = window.dash_clientside.callback_context.triggered[0];
-    if (!triggered || !name || query.get("simulation") === name) {
+    if (!name || name === (query.get("simulation") || names[0])) {
       return window.dash_clientside.no_update;
     }
     query.set("simulation", name);

@@ -62,6 +62,7 @@ def register(app: Dash, context: Context) -> None:
         ClientsideFunction("cluster", "simulation"),
         Output("address", "data", allow_duplicate=True),
         Input("cluster-simulation", "value"),
+        State("cluster-simulation", "data"),
         prevent_initial_call=True,
     )
 
