@@ -111,18 +111,15 @@ def figures(
     metrics: Sequence[str],
     shared: Shared,
     baseline: str,
-) -> dict[str, Figure]:
-    """A figure for each metric."""
+) -> tuple[dict[str, Figure], list[float]]:
+    """A figure for each metric, and the range of the axis that shows all of each run."""
     lines = {name: _lines(context, runs, name, shared, baseline) for name in metrics}
     ends = [float(line.places[-1]) for each in lines.values() for line in each if len(line.places)]
     longest = max(ends, default=0.0)
     size, unit = shared.unit(longest)
-    axis: dict[str, Any] = {"title": {"text": unit}, "autorange": shared.zoom is None}
-    # All charts show the same stretch, whatever part of it their own points cover.
-    axis["autorangeoptions"] = {"include": [0, longest / size]}
-    if shared.zoom is not None:
-        axis["range"] = list(shared.zoom)
-    return {name: _figure(name, each, shared, size, axis) for name, each in lines.items()}
+    whole = [0.0, round(1.01 * longest / size, 4) or 1.0]
+    axis = {"title": {"text": unit}, "autorange": False, "range": list(shared.zoom or whole)}
+    return {name: _figure(name, each, shared, size, axis) for name, each in lines.items()}, whole
 
 
 def _lines(

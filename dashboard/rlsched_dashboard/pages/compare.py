@@ -77,6 +77,7 @@ def layout(context: Context, view: View) -> Component:
             html.Div(parts.notes, id="compare-notes"),
             *_compared(context, asked, parts),
             dcc.Store(id="compare-zoom", data=asked.zoom),
+            dcc.Store(id="compare-whole-range", data=parts.whole),
             dcc.Store(id="compare-query", data=dict(view.query)),
             dcc.Store(id="compare-seen", data=_digests(parts)),
         ]
@@ -90,6 +91,7 @@ class _Parts:
     runs: list[RunData]
     notes: list[Component]
     figures: dict[str, Any]
+    whole: list[float]
     metrics: list[str]
     rows: list[dict[str, Any]]
 
@@ -98,13 +100,14 @@ def _read(context: Context, asked: Asked) -> _Parts:
     runs, gone, trouble = read_runs(context, asked.run_ids)
     shared = Shared.of(context, runs, asked.axis, asked.zoom)
     metrics = compare_charts.usual(runs) if asked.metrics is None else list(asked.metrics)
-    figures = compare_charts.figures(context, runs, metrics, shared, asked.baseline)
+    figures, whole = compare_charts.figures(context, runs, metrics, shared, asked.baseline)
     pairs = zip(runs, shared.ways, strict=True)
     missing = [run.name or short(run.run_id) for run, way in pairs if way is None]
     return _Parts(
         runs,
         _notes(asked, gone, trouble, missing),
         {name: each for name, each in figures.items() if each["data"]},
+        whole,
         metrics,
         compare_table.rows(context, runs, asked.differs),
     )
@@ -316,6 +319,13 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
+        ClientsideFunction("run", "whole"),
+        Output("address", "data", allow_duplicate=True),
+        Input("compare-whole-range", "data"),
+        State("compare-zoom", "data"),
+        prevent_initial_call="initial_duplicate",
+    )
+    app.clientside_callback(
         ClientsideFunction("compare", "csv"),
         Output("compare-table", "csvExportParams"),
         Output("compare-table", "exportDataAsCsv"),
@@ -331,6 +341,7 @@ def register(app: Dash, context: Context) -> None:
         Output("compare-charts", "children"),
         Output("compare-table", "rowData"),
         Output("compare-notes", "children"),
+        Output("compare-whole-range", "data"),
         Output("compare-seen", "data"),
         live.REFRESH,
         Input("compare-zoom", "data"),
@@ -349,18 +360,18 @@ def register(app: Dash, context: Context) -> None:
             parts = _read(context, asked)
         except StoreError as error:
             told = components.notice("The store cannot be read", str(error), kind="error")
-            return still, no_update, no_update, told, no_update
+            return still, no_update, no_update, told, no_update, no_update
         digests = _digests(parts)
         if digests == seen:
-            return still, *[no_update] * 4
+            return still, *[no_update] * 5
         same = digests[""] == seen.get("")
         table, told = (no_update, no_update) if same else (parts.rows, parts.notes)
         if len(parts.runs) > 1 and list(parts.figures) != names:
-            return still, _charts(parts.figures), table, told, digests
+            return still, _charts(parts.figures), table, told, parts.whole, digests
         news = [
             no_update if digests[name] == seen.get(name) else parts.figures[name] for name in names
         ]
-        return news, no_update, table, told, digests
+        return news, no_update, table, told, parts.whole, digests
 
 
 def _range(text: str | None) -> tuple[float, float] | None:
