@@ -77,4 +77,4 @@ class Decisions:
 
 def _slim(record: Record) -> Record:
     known = {name: value for name, value in record.items() if name not in UNUSED}
-    return known | {"samples": record["history"]["samples"]}
+    return known | {"samples": (record.get("history") or {}).get("samples")}
