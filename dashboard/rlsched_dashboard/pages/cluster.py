@@ -83,6 +83,8 @@ def register(app: Dash, context: Context) -> None:
             told = components.notice("The store cannot be read", str(error), kind="error")
             return [told, *[no_update] * (len(PARTS) - 1), {**seen, "notes": ""}]
         digests = live.digests(parts)
+        if digests == seen:
+            return [no_update] * (len(PARTS) + 1)
         news = [no_update if digests[name] == seen.get(name) else parts[name] for name in PARTS]
         return [*news, digests]
 

@@ -24,6 +24,9 @@ from rlsched_dashboard import (
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.sources.tracking import RunGone, TrackedRun, TrackingError
 
+USUALLY_DRAWN = 2
+"""Runs of learning that are drawn where nobody chose any, the newest."""
+
 _ONE = {"rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}}
 
 
@@ -32,7 +35,10 @@ def layout(context: Context, view: View) -> Component:
     about = context.policies.overview()
     shown, trouble = _chosen(context, about, view.query.get("version"))
     argument = _argument(about, shown.name) if shown else None
-    parts = _read(context, view.zone, argument, _list(view.query.get("learning")))
+    wanted = _list(view.query.get("learning"))
+    parts = _read(context, view.zone, argument, wanted)
+    offered = [each["value"] for each in parts["offered"]]
+    picked = offered[:USUALLY_DRAWN] if wanted is None else [i for i in wanted if i in offered]
     chosen = [] if shown is None else _of_version(context, shown, view.query.get("state"))
     return html.Div(
         [
@@ -56,10 +62,10 @@ def layout(context: Context, view: View) -> Component:
             components.card("Promotions and rollbacks", _history(parts, view.zone)),
             html.Div(parts["worth"], id="policy-worth", className="charts"),
             *chosen,
-            _learning(context, parts),
+            _learning(parts, picked),
             html.Div(parts["replay"], id="policy-replay"),
             dcc.Store(id="policy-version", data=argument),
-            dcc.Store(id="policy-picked", data=parts["picked"]),
+            dcc.Store(id="policy-picked", data=picked),
             dcc.Store(id="policy-zone", data=view.zone),
             dcc.Store(id="policy-seen", data=live.digests(parts)),
         ]
@@ -116,14 +122,13 @@ def _read(
         "learning": _learning_charts(made),
         "replay": replay,
         "offered": [_offer(run) for run in offered],
-        "picked": [run.run_id for run in _picked(offered, learning)],
     }
 
 
 def _picked(offered: list[TrackedRun], wanted: list[str] | None) -> list[TrackedRun]:
-    """The runs of learning that are drawn: those of the address, or the newest two."""
+    """The runs of learning that are drawn: those of the address, or the newest."""
     if wanted is None:
-        return offered[:2]
+        return offered[:USUALLY_DRAWN]
     return [run for run in offered if run.run_id in wanted][: policy_charts.DRAWN_RUNS]
 
 
@@ -144,11 +149,11 @@ def _of_version(context: Context, version: Version, state: str | None) -> list[C
     ]
 
 
-def _learning(context: Context, parts: dict[str, Any]) -> Component:
+def _learning(parts: dict[str, Any], picked: list[str]) -> Component:
     picker = dmc.MultiSelect(
         id="policy-learning",
         data=parts["offered"],
-        value=parts["picked"],
+        value=picked,
         maxValues=policy_charts.DRAWN_RUNS,
         size="xs",
         w=320,
@@ -222,8 +227,9 @@ def register(app: Dash, context: Context) -> None:
         except (StoreError, VersionNotFoundError, PolicyFileError) as error:
             told = components.notice("It cannot be read now", str(error), kind="error")
             return [told, *[no_update] * 7, {**seen, "troubles": ""}]
-        del parts["picked"]
         digests = live.digests(parts)
+        if digests == seen:
+            return [no_update] * 9
         return [
             *(no_update if digests[name] == seen.get(name) else parts[name] for name in parts),
             digests,

@@ -7,7 +7,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from rlsched_dashboard.sources.usage import LOOKED_AT
 
 FIGURES = ("finished", "workload", "policy", "avg_jct_s", "makespan_s", "gpu_hours", "restarts")
 """What a page says of a simulated workload."""
+
+GRAIN_S = 15.0
+"""What goes on reaches to the last such moment, so that charts do not change all the time."""
 
 ELSEWHERE = "not in this store"
 """Row of runs that only MLflow knows: on which devices they were is not known."""
@@ -111,7 +114,7 @@ def real_pool(context: Context, length_s: float | None) -> tuple[Pool, TrackingE
         StoreError: The store cannot be read.
         ValueError: The devices of this host cannot be told.
     """
-    now = time.time()
+    now = time.time() // GRAIN_S * GRAIN_S
     start = 0.0 if length_s is None else now - length_s
     tasks = [*context.scheduler.tasks([State.RUNNING, State.QUEUED])]
     tasks += context.scheduler.ended(LOOKED_AT)
@@ -128,14 +131,15 @@ def real_pool(context: Context, length_s: float | None) -> tuple[Pool, TrackingE
     except TrackingError as error:
         trouble = error
     here = [row["id"] for row in context.scheduler.devices()]
-    cut = [_cut(hold, start, now) for hold in holds if hold.end > start]
+    cut = [_cut(hold, start) for hold in holds if hold.end > start]
     waited = [Wait(w.group, max(w.start, start), w.end) for w in waits if w.end > start]
     starts = [hold.start for hold in cut] + [wait.start for wait in waited]
     first = min(starts, default=now - 3600)
     others = sorted({hold.device for hold in cut} - {*here, ELSEWHERE})
     last = [ELSEWHERE] * any(hold.device == ELSEWHERE for hold in cut)
     weights = _weights(context, tasks)
-    return Pool(first, now, [*here, *others, *last], cut, waited, weights), trouble
+    last_end = max([now, *(hold.end for hold in cut), *(wait.end for wait in waited)])
+    return Pool(first, last_end, [*here, *others, *last], cut, waited, weights), trouble
 
 
 def _of_task(context: Context, task: Task, now: float) -> tuple[list[Hold], list[Wait]]:
@@ -146,7 +150,7 @@ def _of_task(context: Context, task: Task, now: float) -> tuple[list[Hold], list
         if free_since is not None and attempt.started_at > free_since:
             waits.append(Wait(user, free_since, attempt.started_at))
         free_since = attempt.ended_at
-        end = attempt.ended_at or now
+        end = attempt.ended_at or max(now, attempt.started_at)
         holds += [
             Hold(
                 task.run_id,
@@ -161,7 +165,7 @@ def _of_task(context: Context, task: Task, now: float) -> tuple[list[Hold], list
             for share in attempt.devices
         ]
     if task.state is State.QUEUED and free_since is not None:
-        waits.append(Wait(user, free_since, now))
+        waits.append(Wait(user, free_since, max(now, free_since)))
     return holds, waits
 
 
@@ -177,9 +181,8 @@ def _of_mlflow(run: TrackedRun, now: float) -> Hold | None:
     return Hold(run.run_id, name, run.user, ELSEWHERE, start, max(start, end), devices, ended)
 
 
-def _cut(hold: Hold, start: float, end: float) -> Hold:
-    values = {**vars(hold), "start": max(hold.start, start), "end": min(hold.end, end)}
-    return Hold(**values)
+def _cut(hold: Hold, start: float) -> Hold:
+    return replace(hold, start=max(hold.start, start))
 
 
 def _weights(context: Context, tasks: Iterable[Task]) -> Mapping[str, float]:
