@@ -136,7 +136,7 @@ def _drawn(pool: Pool, clock: Clock, prefix: str) -> dict[str, Any]:
             pool_charts.fairness(found, weighted=clock.zone is not None),
             f"of the device-hours, by {whose}" + ", beside those by weight" * bool(clock.zone),
         ),
-        "shares": components.card(f"By {whose}", _shares(found, whose)),
+        "shares": components.card(f"By {whose}", _shares(found, whose, clock.zone is not None)),
     }
 
 
@@ -171,20 +171,21 @@ def _rough(seconds: float) -> float:
     return seconds if seconds < 60 else seconds - seconds % 60
 
 
-def _shares(found: Sequence[Share], whose: str) -> Component:
+def _shares(found: Sequence[Share], whose: str, weighted: bool) -> Component:
     rows = [
         (
             each.group,
             str(each.runs),
             formats.hours(each.device_s),
             formats.percent(each.share),
-            formats.percent(each.fair),
+            *([formats.percent(each.fair)] if weighted else []),
             formats.MISSING if each.waited_s is None else duration(each.waited_s),
             formats.MISSING if each.longest_s is None else duration(each.longest_s),
         )
         for each in found
     ]
-    headings = ("", "Runs", "Device time", "Share", "By weight", "Waited, median", "Longest")
+    fair = ["By weight"] if weighted else []
+    headings = ("", "Runs", "Device time", "Share", *fair, "Waited, median", "Longest")
     return components.table(headings, rows, f"Shares by {whose}")
 
 
