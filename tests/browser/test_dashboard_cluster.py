@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Lived
+from tests.browser.conftest import Lived, made_in_mlflow
 from tests.browser.dashboard import PHONE, watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are mad
 TASKS = "document.querySelector('#cluster-tasks .js-plotly-plot')"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def simulated(lived: Lived) -> Iterator[str]:
     """A simulated workload, by the name of its file."""
     folder = lived.world.home / "simulations"
@@ -85,9 +85,10 @@ def test_tasks_stand_on_their_devices_as_the_store_says(browser: Browser, lived:
 def test_how_far_to_look_back_stands_in_the_address_and_a_zoom_stays(
     browser: Browser, lived: Lived
 ) -> None:
+    made_in_mlflow(lived.world, "long ago", {"rlsched/gpus": [2.0]})
     with watched(browser) as page:
         opened(page, lived, "?window=all")
-        assert page.evaluate(f"{TASKS}.data.some(t => t.y.includes('not in this store'))"), "wild"
+        page.wait_for_function(f"{TASKS}.data.some(t => t.y.includes('not in this store'))")
         page.get_by_text("1h", exact=True).click()
         page.wait_for_function("location.search.includes('window=1h')")
         page.wait_for_function(f"!{TASKS}.data.some(t => t.y.includes('not in this store'))")

@@ -114,7 +114,7 @@ def test_the_explorer_takes_the_state_of_a_run(
     last = list(decision_log.read(lived.world.home / "runs" / lived.trained))[-1]["state"]
     with watched(browser) as page:
         opened(page, lived)
-        picker = page.get_by_role("combobox", name="Take the state of a run's last decision")
+        picker = page.get_by_role("textbox", name="Take the state of a run's last decision")
         picker.click()
         page.get_by_role("option", name="digits ·").first.click()
         page.wait_for_function("location.search.includes('state=')")

@@ -3,14 +3,15 @@
 window.dash_clientside = window.dash_clientside || {};
 
 window.dash_clientside.compare = {
-  ask(runs, baseline, metrics, axis) {
+  // ``shown`` is what the page was drawn with: no wish of anybody.
+  ask(runs, baseline, metrics, axis, shown) {
     const nothing = window.dash_clientside.no_update;
     const by = window.dash_clientside.callback_context.triggered[0];
     if (!by) return nothing;
     const name = by.prop_id.replace("compare-", "").replace(".value", "");
     const value = { runs: (runs || []).join(","), baseline, metrics: (metrics || []).join(","), axis };
     const query = new URLSearchParams(window.location.search);
-    if (value[name] === null || (query.get(name) || "") === value[name]) return nothing;
+    if (value[name] === null || shown[name] === value[name]) return nothing;
     query.set(name, value[name]);
     query.delete("zoom");
     if (name === "runs") query.delete("metrics");

@@ -78,6 +78,7 @@ def layout(context: Context, view: View) -> Component:
             *_compared(context, asked, parts),
             dcc.Store(id="compare-zoom", data=asked.zoom),
             dcc.Store(id="compare-whole-range", data=parts.whole),
+            dcc.Store(id="compare-shown", data=_shown(asked, parts)),
             dcc.Store(id="compare-query", data=dict(view.query)),
             dcc.Store(id="compare-seen", data=_digests(parts)),
         ]
@@ -245,6 +246,16 @@ def _pickers(context: Context, asked: Asked, parts: _Parts) -> Component:
     )
 
 
+def _shown(asked: Asked, parts: _Parts) -> dict[str, str]:
+    """What the pickers stand at first, by the names of the address."""
+    return {
+        "runs": ",".join(run.run_id for run in parts.runs),
+        "baseline": asked.baseline,
+        "metrics": ",".join(parts.metrics),
+        "axis": asked.axis,
+    }
+
+
 def _offered(context: Context, chosen: Sequence[RunData]) -> list[dict[str, str]]:
     runs = {run.run_id: run.name for run in chosen}
     runs |= {run.run_id: run.name for run in context.tracking.runs()[:OFFERED]}
@@ -308,6 +319,7 @@ def register(app: Dash, context: Context) -> None:
         Input("compare-baseline", "value"),
         Input("compare-metrics", "value"),
         Input("compare-axis", "value"),
+        State("compare-shown", "data"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
