@@ -106,7 +106,7 @@ def grid(
             "rowHeight": 38,
             "headerHeight": 38,
             "ensureDomOrder": True,
-            "suppressColumnVirtualisation": True,
+            "rowBuffer": 4,  # of ten, the default, a page of a thousand runs opens later
             "enableCellTextSelection": True,
             "localeText": {"noRowsToShow": "Nothing to show"},
             **shown,

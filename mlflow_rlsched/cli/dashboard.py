@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ import click
 from mlflow_rlsched.cli.common import WrongUsage, store_option
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EXTRA = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "pandas", "waitress")
+EXTRA = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress")
 
 
 @click.command()
@@ -74,6 +75,8 @@ def dashboard(
             f"--allow-actions on {host} would let anybody end runs: add --token-file or"
             " --user-header, or listen on 127.0.0.1"
         )
+    # MLflow tells of runs without pandas, which would be a fifth of the server's memory.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
     from rlsched_dashboard.serving import serve
     from rlsched_dashboard.settings import Settings
 
