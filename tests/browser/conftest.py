@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,32 +11,18 @@ import pytest
 from mlflow.entities import Metric
 from playwright.sync_api import Browser, sync_playwright
 
+from benchmarks.browser import FLAGS, chromium
 from tests.browser.dashboard import served
 from tests.world import FAULTY, PROJECTS, World, wait_for
-
-FLAGS = [
-    "--no-sandbox",
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-def chromium() -> str:
-    for name in ("chromium", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    pytest.skip("no browser: `make system` installs Chromium")
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    path = chromium()
+    if path is None:
+        pytest.skip("no browser: `make system` installs Chromium")
     with sync_playwright() as playwright:
-        value = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        value = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         yield value
         value.close()
 

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,48 +10,18 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from tests.world import wait_for
+from benchmarks.browser import PATIENCE_MS, WIDE, dashboard
 
-PATIENCE_MS = 60_000
-WIDE = ViewportSize(width=1440, height=1000)
 PHONE = ViewportSize(width=400, height=800)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return int(reply.status) == 200
-    except urllib.error.HTTPError as error:
-        return error.code == 401
-    except OSError:
-        return False
 
 
 @contextmanager
 def served(env: Mapping[str, str], folder: Path, *options: str, prefix: str = "/") -> Iterator[str]:
     """`rlsched dashboard` with these variables; its address, without a slash at the end."""
-    port = free_port()
-    program = str(Path(sys.executable).with_name("rlsched"))
-    command = [program, "dashboard", "--port", str(port), "--url-prefix", prefix, *options]
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "dashboard.log", "wb") as log:
-        process = subprocess.Popen(
-            command, env={**os.environ, **env}, cwd=folder, stdout=log, stderr=log
-        )
-    url = f"http://127.0.0.1:{port}{prefix.rstrip('/')}"
-    try:
-        wait_for(lambda: answers(url + "/") or process.poll() is not None, 60)
-        assert process.poll() is None, (folder / "dashboard.log").read_text()
-        yield url
-    finally:
-        process.terminate()
-        process.wait(20)
+    prefixed = ("--url-prefix", prefix, *options)
+    with dashboard({**os.environ, **env}, folder, *prefixed) as server:
+        yield server.url + prefix.rstrip("/")
 
 
 @dataclass
