@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 
+from benchmarks.browser import answers, free_port
 from mlflow_rlsched import processes
 from tests.world import ROOT, wait_for
 
@@ -56,6 +61,38 @@ def test_a_novice_start_with_and_without_us_and_a_kill(folder: Path) -> None:
         assert text in output
     assert alive(folder) == []
     assert not (folder / "left-over").exists()
+    assert names_shown_by(shlex.split(output.splitlines()[-1])) == {"rules", "ddpg"}
+
+
+def names_shown_by(command: list[str]) -> set[str]:
+    """Names of the runs on the page Runs of the dashboard that a command starts."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    asked = {
+        "output": "page.children",
+        "outputs": {"id": "page", "property": "children"},
+        "inputs": [
+            {
+                "id": "view",
+                "property": "data",
+                "value": {"path": "/runs", "query": {}, "zone": "UTC"},
+            }
+        ],
+        "changedPropIds": ["view.data"],
+    }
+    request = urllib.request.Request(
+        f"{url}/_dash-update-component",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json", "Sec-Fetch-Site": "same-origin"},
+    )
+    process = subprocess.Popen([*command, "--port", str(port)])
+    try:
+        wait_for(lambda: answers(url) or process.poll() is not None, 60)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return set(re.findall(r'"href":"/runs/\w+","name":"(\w+)"', reply.read().decode()))
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "rules"), (signal.SIGTERM, "fixed")])

@@ -76,7 +76,7 @@ def dashboard(
             " --user-header, or listen on 127.0.0.1"
         )
     # MLflow tells of runs without pandas, which would be a fifth of the server's memory.
-    sys.modules["pandas"] = None  # type: ignore[assignment]
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     from rlsched_dashboard.serving import serve
     from rlsched_dashboard.settings import Settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.browser import dashboard
 from mlflow_rlsched.cli import main
 from rlsched_dashboard.app import create_app
 from rlsched_dashboard.serving import guard
 from rlsched_dashboard.settings import Settings
+from tests.world import World
 
 HERE = "127.0.0.1:8050"
 UPDATE = "/_dash-update-component"
@@ -102,3 +105,11 @@ def test_what_would_be_unsafe_is_refused(tmp_path: Path, options: list[str], sai
     result = CliRunner().invoke(main, ["dashboard", *words])
     assert result.exit_code != 0
     assert said in result.output
+
+
+def test_the_server_does_without_pandas(world: World) -> None:
+    with dashboard({**os.environ, **world.env}, world.root) as server:
+        loaded = {Path(each.path) for each in server.process.memory_maps()}
+    packages = {part for path in loaded for part in path.parts}
+    assert "numpy" in packages
+    assert "pandas" not in packages, "MLflow imports it where it can: a fifth of the memory"
