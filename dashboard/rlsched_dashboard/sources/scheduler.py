@@ -27,6 +27,9 @@ FINAL = [state for state in State if state.final]
 FRESH_S = 1.0
 """How long what all viewers see alike is kept, seconds."""
 
+_STATES = 8
+"""Of the kernel's times of processors: those of guests, which come after, are in them already."""
+
 
 class Scheduler:
     """Reads one store, and the devices of this host.
@@ -41,7 +44,7 @@ class Scheduler:
         self._store: Store | None = None
         self._inventory: Inventory | None = None
         self._kept: dict[str, tuple[float, Any]] = {}
-        psutil.cpu_percent()  # measures from one call to the next
+        self._cpu = psutil.cpu_times()
 
     def exists(self) -> bool:
         """Whether anything was ever submitted to this store."""
@@ -101,7 +104,11 @@ class Scheduler:
         """Part of this host's cores that was busy since the last look."""
 
         def read() -> float:
-            return psutil.cpu_percent() / 100
+            # psutil's own percentage is told apart by threads, and 0 at the first look of each.
+            before, self._cpu = self._cpu, psutil.cpu_times()
+            passed = [now - then for now, then in zip(self._cpu, before, strict=True)][:_STATES]
+            idle = self._cpu.idle + self._cpu.iowait - before.idle - before.iowait
+            return 1 - idle / sum(passed) if sum(passed) else 0.0
 
         return self._fresh("cpu", read)
 
