@@ -132,6 +132,12 @@ class Demo:
             patient=lambda: time.monotonic() < deadline,
         )
 
+    @property
+    def dashboard(self) -> list[str]:
+        """The command that opens the dashboard on what was trained."""
+        store = f"sqlite:///{self.home}/rlsched.db"
+        return [str(BIN / "rlsched"), "dashboard", "--store", store, "--tracking-uri", self.uri]
+
     def devices(self) -> list[dict[str, Any]]:
         """The host's devices."""
         rows: list[dict[str, Any]] = json.loads(self.rlsched("devices", "--json"))["devices"]
@@ -235,6 +241,7 @@ class Demo:
             f"  {page}",
             f"{home} show {ours.info.run_id[:8]}",
             f"{home} explain {ours.info.run_id[:8]}",
+            shlex.join(self.dashboard),
         )
         click.echo("Look at it")  # paths of this machine are no part of the picture
         for line in lines:

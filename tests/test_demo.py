@@ -89,7 +89,9 @@ def names_shown_by(command: list[str]) -> set[str]:
     try:
         wait_for(lambda: answers(url) or process.poll() is not None, 60)
         with urllib.request.urlopen(request, timeout=60) as reply:
-            return set(re.findall(r'"href":"/runs/\w+","name":"(\w+)"', reply.read().decode()))
+            return set(
+                re.findall(r'"run_id":"\w+","href":"[^"]+","name":"(\w+)"', reply.read().decode())
+            )
     finally:
         process.terminate()
         process.wait(20)
