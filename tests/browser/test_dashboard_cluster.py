@@ -11,7 +11,11 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.conftest import Lived, made_in_mlflow
 from tests.browser.dashboard import PHONE, watched
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]  # the runs are made first
 
 TASKS = "document.querySelector('#cluster-tasks .js-plotly-plot')"
 

@@ -14,7 +14,11 @@ from mlflow_rlsched import decision_log
 from tests.browser.conftest import Lived, made_in_mlflow
 from tests.browser.dashboard import PHONE, served, watched
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]  # the runs are made first
 
 PLOTS = "#compare-charts .js-plotly-plot"
 RANGES = f"[...document.querySelectorAll('{PLOTS}')].map(p => p.layout.xaxis.range.join())"

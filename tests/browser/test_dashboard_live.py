@@ -8,7 +8,11 @@ from playwright.sync_api import Browser, Response, expect
 from tests.browser.conftest import Lived
 from tests.browser.dashboard import watched
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]  # the runs are made first
 
 PLOTS = "[...document.querySelectorAll('.run-charts .js-plotly-plot')]"
 KNOB = f"{PLOTS}.find(p => p.data[0].name === 'decision')"

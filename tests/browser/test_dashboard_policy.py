@@ -18,7 +18,11 @@ from tests.browser.dashboard import PHONE, watched
 from tests.learning.recording import idle
 from tests.policy.trained import trained
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the runs are made first
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]  # the runs are made first
 
 LOSSES = [0.9, 0.5, 0.4]
 
