@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install system demo test browser chaos lint format bench gpu-check clean
+.PHONY: help install system demo pictures test browser chaos lint format bench gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ system:
 
 demo: $(INSTALLED) ## Train, kill the training in the middle and watch it recover
 	$(BIN)/python examples/demo.py
+
+pictures: $(INSTALLED) system ## Make the README's pictures of the dashboard, from real trainings
+	$(BIN)/python scripts/pictures.py
 
 test: lint system ## Run all checks and all tests but the long random ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not chaos and not long'
@@ -46,6 +49,7 @@ format: $(INSTALLED) ## Format the code, and mend what can be mended by itself
 bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.queue
+	$(BIN)/python -m benchmarks.dashboard
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.sim
 	$(BIN)/python -m benchmarks.pool
