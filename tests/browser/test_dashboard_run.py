@@ -63,6 +63,7 @@ def test_charts_are_drawn_and_say_what_was_recorded(browser: Browser, lived: Liv
         assert task.spec.label in page.get_by_role("heading", level=1).inner_text()
 
 
+@pytest.mark.long
 def test_one_zoom_moves_all_charts_and_stands_in_the_address(
     browser: Browser, lived: Lived
 ) -> None:
