@@ -27,7 +27,8 @@ def output(folder: Path, ci: str) -> str:
     (folder / "test_module.py").write_text("import pytest; pytest.importorskip('no_such_module')")
     (folder / "pytest.ini").touch()
     root = Path(__file__).parent.parent
-    options = ["-p", "tests.skips", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    options = ["-p", "tests.skips", "-p", "no:cacheprovider", "-p", "no:dash"]
+    options.append("--continue-on-collection-errors")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=folder,
