@@ -44,6 +44,7 @@ def test_one_two_one_ranks_and_the_loss_of_an_unbroken_run(world: World) -> None
     config = {
         "policy": "ddpg",
         "decision_interval_s": 1,
+        "batch_size": {"param": "batch_size", "min": 64, "max": 64},
         "learning_rate": {"param": "lr", "min": 0.05, "max": 0.05},
     }
     run = world.submit(ELASTIC, params={"epochs": 100_000}, config=config)
