@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install system demo pictures test browser chaos lint format bench gpu-check clean
+.PHONY: help install system demo pictures test chaos lint format bench gpu-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +27,7 @@ pictures: $(INSTALLED) system ## Make the README's pictures of the dashboard, fr
 	$(BIN)/python scripts/pictures.py
 
 test: lint system ## Run all checks and all tests but the long random ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not chaos and not long'
-
-browser: $(INSTALLED) system ## Walk through every page of the dashboard in Chromium
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not chaos'
 
 chaos: $(INSTALLED) ## Kill everything at random, 300 times, and search for broken properties
 	$(BIN)/python -m pytest -m chaos tests/chaos

@@ -64,7 +64,7 @@ ZOOM = """
   let drawn = 0;
   for (const plot of plots) plot.once("plotly_afterplot", () => drawn++);
   const began = performance.now();
-  Plotly.relayout(plots[0], { "xaxis.range": range });
+  Plotly.relayout(plots[0], { "xaxis.range[0]": range[0], "xaxis.range[1]": range[1] });
   return await painted(() => drawn === plots.length) - began;
 """
 REFRESH = """async (times) => {

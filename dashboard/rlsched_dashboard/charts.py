@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import Patch, dcc, html
 from dash.development.base_component import Component
 
 from rlsched_dashboard.components import card
@@ -17,6 +17,7 @@ PALETTE = ("#228be6", "#f76707", "#0ca678", "#be4bdb", "#e03131", "#f59f00", "#1
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _GRID = "rgba(134,142,150,0.22)"
+_ENDS = "autorangeoptions"
 HEIGHT = 240
 
 Identifier = str | dict[str, str]
@@ -54,7 +55,7 @@ def figure(
         traces: What it shows, as ``line``, ``steps`` and Plotly's reference describe them.
         x: More for the horizontal axis, as Plotly names it.
         y: The same for the vertical one.
-        layout: More of the layout. A ``uirevision`` of its own keeps the zoom over refreshes.
+        layout: More of the layout.
     """
     return {
         "data": list(traces),
@@ -74,6 +75,26 @@ def figure(
             **layout,
         },
     }
+
+
+def lasting(shown: Figure) -> dict[str, Any]:
+    """What ``renewed`` leaves of a figure as it was drawn."""
+    layout = shown["layout"]
+    axis = {key: value for key, value in layout["xaxis"].items() if key != _ENDS}
+    return {**layout, "xaxis": axis}
+
+
+def renewed(shown: Figure) -> Patch:
+    """The change to a figure that is drawn: other data, and its zoom kept.
+
+    Dash draws a chart anew when it was zoomed, and Plotly takes that for a zoom by the app, which
+    a whole figure would replace whatever its ``uirevision``.
+    """
+    change = Patch()
+    change["data"] = shown["data"]
+    if _ENDS in shown["layout"]["xaxis"]:
+        change["layout"]["xaxis"][_ENDS] = shown["layout"]["xaxis"][_ENDS]
+    return change
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> Trace:

@@ -51,13 +51,14 @@ def memory_need(history: History, interval: Interval, limits: Limits) -> MemoryN
 def bytes_per_sample(history: History) -> float | None:
     """Measured memory that one more sample on a device needs, bytes; None while unknown.
 
-    From the peaks at two batch sizes, else from the peak above the level after the start.
+    From the peaks at two batch sizes, else from the peak above the level after the start; never
+    more than all of the memory: of two sizes that are close, noise makes any slope.
     """
     if len(history.memory) == 2:
         before, now = history.memory
         slope = (now.peak - before.peak) / (now.batch - before.batch)
         if slope > 0:
-            return slope
+            return min(slope, now.peak / now.batch)
     if history.memory and history.memory_base is not None:
         now = history.memory[-1]
         slope = (now.peak - history.memory_base) / now.batch

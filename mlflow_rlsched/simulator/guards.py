@@ -198,8 +198,8 @@ def _bytes_per_sample(history: Histories) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         between = (peak - history.memory_peak_before) / (batch - history.memory_batch_before)
         above = (peak - history.memory_base) / batch
-        least = np.where(above > 0, above, peak / batch)
-    return np.where(between > 0, between, least)
+        most = peak / batch
+    return np.where(between > 0, np.minimum(between, most), np.where(above > 0, above, most))
 
 
 def _settled(draft: _Draft, bounds: Bounds) -> Settings:

@@ -15,6 +15,9 @@ from benchmarks.browser import FLAGS, chromium
 from tests.browser.dashboard import served
 from tests.world import FAULTY, PROJECTS, World, wait_for
 
+LONG_AGO = 1_700_000_000_000
+"""Milliseconds since the epoch."""
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -61,10 +64,14 @@ def submitted(world: World, *args: str, wait: bool = False, **config: object) ->
     return made.run_id
 
 
-def made_in_mlflow(world: World, name: str, values: dict[str, list[float]]) -> str:
-    """A finished run of the scheduler that only MLflow knows, a point of each metric a second."""
+def made_in_mlflow(
+    world: World, name: str, values: dict[str, list[float]], start: int = LONG_AGO
+) -> str:
+    """A finished run of the scheduler that only MLflow knows, a point of each metric a second.
+
+    A dashboard that is open looks for runs that began before others it knows but once a minute.
+    """
     client = mlflow.MlflowClient(world.tracking_uri)
-    start = 1_700_000_000_000
     tags = {"rlsched.state": "finished", "rlsched.policy": "ddpg", "mlflow.runName": name}
     run = client.create_run("0", start_time=start, tags=tags)
     points = [
@@ -93,6 +100,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
         waiting = submitted(world, faulty, *slow, "--run-name", "waits")
         nan, inf = float("nan"), float("inf")
         wild = made_in_mlflow(world, "wild", {"loss": [2.0, 1.5, nan, 1.2, inf, 1.0, 0.9]})
+        made_in_mlflow(world, "long ago", {"rlsched/gpus": [2.0]})
         with served(world.env, world.root / "dashboard", "--allow-actions") as url:
             yield Lived(world, trained, failed, running, waiting, wild, url)
     finally:

@@ -32,6 +32,18 @@ class Watched:
     hosts: set[str] = field(default_factory=set)
 
 
+def drag(page: Page, plot: str, low: float, high: float) -> None:
+    """Zoom the first of some charts to a part of its width, with the mouse."""
+    page.locator(plot).first.scroll_into_view_if_needed()
+    box = page.locator(f"{plot} .nsewdrag").first.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + low * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + high * box["width"], y + 2, steps=5)
+    page.mouse.up()
+
+
 @contextmanager
 def watched(
     browser: Browser, viewport: ViewportSize = WIDE, scheme: str = "light"

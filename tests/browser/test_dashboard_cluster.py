@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Lived, made_in_mlflow
-from tests.browser.dashboard import PHONE, watched
+from tests.browser.conftest import Lived
+from tests.browser.dashboard import PHONE, drag, watched
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.long,
     pytest.mark.timeout(900),
 ]  # the runs are made first
 
@@ -89,22 +88,17 @@ def test_tasks_stand_on_their_devices_as_the_store_says(browser: Browser, lived:
 def test_how_far_to_look_back_stands_in_the_address_and_a_zoom_stays(
     browser: Browser, lived: Lived
 ) -> None:
-    made_in_mlflow(lived.world, "long ago", {"rlsched/gpus": [2.0]})
     with watched(browser) as page:
         opened(page, lived, "?window=all")
         page.wait_for_function(f"{TASKS}.data.some(t => t.y.includes('not in this store'))")
         page.get_by_text("1h", exact=True).click()
         page.wait_for_function("location.search.includes('window=1h')")
         page.wait_for_function(f"!{TASKS}.data.some(t => t.y.includes('not in this store'))")
-        page.evaluate(
-            f"""async () => {{
-                const [low, high] = {TASKS}.layout.xaxis.range.map(t => new Date(t).getTime());
-                const range = [low, (low + high) / 2].map(t => new Date(t).toISOString());
-                await Plotly.relayout({TASKS}, {{ 'xaxis.range': range }});
-                window.drawn = {TASKS}.data[0].x.reduce((a, b) => a + b);
-            }}"""
-        )
+        whole = page.evaluate(f"{TASKS}.layout.xaxis.range")
+        drag(page, "#cluster-tasks .js-plotly-plot", 0.2, 0.7)
+        page.wait_for_function(f"{TASKS}.layout.xaxis.range.join() !== '{','.join(whole)}'")
         zoomed = page.evaluate(f"{TASKS}.layout.xaxis.range")
+        page.evaluate(f"() => {{ window.drawn = {TASKS}.data[0].x.reduce((a, b) => a + b) }}")
         page.wait_for_function(f"{TASKS}.data[0].x.reduce((a, b) => a + b) > window.drawn")
         assert page.evaluate(f"{TASKS}.layout.xaxis.range") == zoomed
 

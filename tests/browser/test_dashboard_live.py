@@ -10,7 +10,6 @@ from tests.browser.dashboard import watched
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.long,
     pytest.mark.timeout(900),
 ]  # the runs are made first
 
@@ -39,7 +38,8 @@ def test_a_running_run_grows_and_keeps_its_zoom(browser: Browser, lived: Lived) 
             f"""async () => {{
                 const plot = {KNOB};
                 const [first, second] = plot.data[0].x;
-                await Plotly.relayout(plot, {{ 'xaxis.range': [first, second] }});
+                const range = {{ 'xaxis.range[0]': first, 'xaxis.range[1]': second }};
+                await Plotly.relayout(plot, range);
             }}"""
         )
         page.wait_for_function("location.search.includes('zoom=')")

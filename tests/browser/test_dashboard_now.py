@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -54,10 +55,10 @@ def test_priority_cancel_and_retry_are_asked_for_and_done(browser: Browser, live
         choose(page, "now-tasks", lived.waiting)
         page.get_by_role("button", name="Change priority").click()
         dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Priority").fill("7")
+        dialog.get_by_label("Priority").fill("-7")
         dialog.get_by_role("button", name="Change priority").click()
-        expect(page.get_by_text("has priority 7")).to_be_visible()
-        assert world.task(lived.waiting).priority == 7
+        expect(page.get_by_text("has priority -7")).to_be_visible()
+        assert world.task(lived.waiting).priority == -7
 
         choose(page, "now-ended", lived.failed)
         page.get_by_role("button", name="Retry").click()
@@ -122,7 +123,7 @@ def test_a_filter_in_the_address_holds_and_refresh_keeps_the_choice(
         choose(page, "runs-grid", lived.trained)
         choose(page, "runs-grid", lived.wild)
         expect(page.get_by_role("button", name="Compare 2")).to_be_enabled()
-        made_in_mlflow(lived.world, "came later", {"loss": [1.0]})
+        made_in_mlflow(lived.world, "came later", {"loss": [1.0]}, int(1000 * time.time()))
         expect(page.locator(row("runs-grid", "came later")).first).to_be_visible()
         expect(page.get_by_role("button", name="Compare 2")).to_be_enabled()
         page.get_by_role("button", name="Compare 2").click()

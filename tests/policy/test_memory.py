@@ -22,6 +22,11 @@ def test_two_batch_sizes_give_the_slope() -> None:
     assert bytes_per_sample(history) == pytest.approx(GB / 16)
 
 
+def test_two_sizes_that_are_close_tell_no_more_than_all_of_the_memory() -> None:
+    history = History(memory=(Memory(27, 40 * GB), Memory(26, 13 * GB)), memory_base=5 * GB)
+    assert bytes_per_sample(history) == pytest.approx(GB / 2)
+
+
 def test_one_batch_size_gives_what_came_above_the_base() -> None:
     history = History(memory=(Memory(64, 6 * GB),), memory_base=2.8 * GB)
     assert bytes_per_sample(history) == pytest.approx(0.05 * GB)

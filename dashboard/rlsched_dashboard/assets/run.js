@@ -1,79 +1,17 @@
 "use strict";
-/* One zoom for all charts of a page; the axis of a run, and the decision that is looked at. */
+/* The page of a run: the decision that is looked at. */
 window.dash_clientside = window.dash_clientside || {};
 
-(function () {
-  let zoomed = null; // what all charts show, as the axis has it; null is all of it
-  let whole = null; // from where to where that is
-
-  const plots = () => document.querySelectorAll(".linked .js-plotly-plot");
-
-  function asked(relayout) {
-    if (!relayout) return undefined;
-    if (relayout["xaxis.autorange"]) return null;
-    const low = relayout["xaxis.range[0]"];
-    const high = relayout["xaxis.range[1]"];
-    if (low !== undefined && high !== undefined) return [low, high];
-    return relayout["xaxis.range"];
-  }
-
-  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
-
-  function show(range) {
-    for (const plot of plots()) {
-      const axis = plot.layout.xaxis;
-      if (axis.autorange || !same(axis.range, range)) {
-        Plotly.relayout(plot, { "xaxis.range": range.slice() });
-      }
+window.dash_clientside.run = {
+  decision(clicks, rows, opened) {
+    const by = window.dash_clientside.callback_context.triggered[0];
+    const nothing = window.dash_clientside.no_update;
+    if (!by) return nothing;
+    if (by.prop_id === "run-drawer.opened") return opened === false ? null : nothing;
+    if (by.prop_id === "run-decisions.selectedRows") {
+      return rows && rows.length ? rows[0].number : nothing;
     }
-  }
-
-  window.dash_clientside.run = {
-    zoom() {
-      const nothing = window.dash_clientside.no_update;
-      const triggered = window.dash_clientside.callback_context.triggered[0];
-      if (!triggered) return [nothing, nothing];
-      const all = triggered.prop_id.endsWith("-whole.n_clicks");
-      let range = all ? null : asked(triggered.value);
-      if (range === undefined) return [nothing, nothing];
-      if (same(range, whole)) range = null;
-      if (!all && range && same(range, zoomed)) return [nothing, nothing];
-      const changed = !same(range, zoomed);
-      zoomed = range;
-      show(range || whole);
-      return changed ? [range, range === null] : [nothing, nothing];
-    },
-
-    // The run goes on: who sees all of it goes with it.
-    whole(range, zoom) {
-      whole = range;
-      zoomed = zoom || null;
-      if (!zoomed) show(whole);
-      return window.dash_clientside.no_update;
-    },
-
-    // Another axis has other places: the page is drawn anew, without the zoom.
-    axis(value) {
-      const query = new URLSearchParams(window.location.search);
-      if ((query.get("axis") || "clock") === value) return window.dash_clientside.no_update;
-      query.set("axis", value);
-      query.delete("zoom");
-      zoomed = null;
-      window.history.replaceState({}, "", `${window.location.pathname}?${query}`);
-      window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-      return window.dash_clientside.no_update;
-    },
-
-    decision(clicks, rows, opened) {
-      const by = window.dash_clientside.callback_context.triggered[0];
-      const nothing = window.dash_clientside.no_update;
-      if (!by) return nothing;
-      if (by.prop_id === "run-drawer.opened") return opened === false ? null : nothing;
-      if (by.prop_id === "run-decisions.selectedRows") {
-        return rows && rows.length ? rows[0].number : nothing;
-      }
-      const point = by.value && by.value.points && by.value.points[0];
-      return point && point.data.name === "decision" ? point.customdata : nothing;
-    },
-  };
-})();
+    const point = by.value && by.value.points && by.value.points[0];
+    return point && point.data.name === "decision" ? point.customdata : nothing;
+  },
+};

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError
 from mlflow_rlsched.words import duration
 from rlsched_dashboard import charts, components, formats, live, pool_charts
+from rlsched_dashboard.charts import Figure
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.pool_charts import Clock, Share
 from rlsched_dashboard.sources.pool import (
@@ -29,7 +30,23 @@ WINDOWS = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "a
 """How far to look back, by the name in the address."""
 
 USUAL = "24h"
-PARTS = ("notes", "figures", "tasks", "use", "waiting", "fairness", "shares")
+CHART = "cluster-chart"
+CHARTS = ("tasks", "use", "waiting", "fairness")
+PARTS = ("notes", "figures", *CHARTS, "shares")
+
+
+class Chart(NamedTuple):
+    """A chart, and what is round it."""
+
+    shown: Figure
+    title: str
+    note: str
+    height: int = charts.HEIGHT
+
+    def card(self, name: str, kind: str = CHART) -> Component:
+        """Its card."""
+        identifier = {"type": kind, "name": name}
+        return charts.chart_card(identifier, self.title, self.shown, self.note, self.height)
 
 
 def layout(context: Context, view: View) -> Component:
@@ -37,20 +54,15 @@ def layout(context: Context, view: View) -> Component:
     window = view.query.get("window", USUAL)
     window = window if window in WINDOWS else USUAL
     parts = _read(context, window, view.zone)
+    shown = [html.Div(_shown(name, parts[name]), id=f"cluster-{name}") for name in PARTS]
     return html.Div(
         [
             components.page_title("Cluster", [_windows(window)]),
-            *(
-                html.Div(parts[name], id=f"cluster-{name}")
-                for name in ("notes", "figures", "tasks")
-            ),
-            html.Div(
-                [html.Div(parts[name], id=f"cluster-{name}") for name in PARTS[3:]],
-                className="charts",
-            ),
+            *shown[:3],
+            html.Div(shown[3:], className="charts"),
             _simulated(view.query.get("simulation")),
             dcc.Store(id="cluster-zone", data=view.zone),
-            dcc.Store(id="cluster-seen", data=live.digests(parts)),
+            dcc.Store(id="cluster-seen", data=_digests(parts)),
         ]
     )
 
@@ -67,6 +79,7 @@ def register(app: Dash, context: Context) -> None:
     )
 
     @app.callback(
+        Output({"type": CHART, "name": ALL}, "figure"),
         *(Output(f"cluster-{name}", "children") for name in PARTS),
         Output("cluster-seen", "data"),
         live.REFRESH,
@@ -77,16 +90,42 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def _renew(_: Any, window: str, zone: str, seen: dict[str, str]) -> Any:
+        names = [each["id"]["name"] for each in ctx.outputs_list[0]]
+        still: list[Any] = [no_update] * len(names)
         try:
             parts = _read(context, window, zone)
         except StoreError as error:
             told = components.notice("The store cannot be read", str(error), kind="error")
-            return [told, *[no_update] * (len(PARTS) - 1), {**seen, "notes": ""}]
-        digests = live.digests(parts)
+            return [still, told, *[no_update] * (len(PARTS) - 1), {**seen, "notes": ""}]
+        digests = _digests(parts)
         if digests == seen:
-            return [no_update] * (len(PARTS) + 1)
-        news = [no_update if digests[name] == seen.get(name) else parts[name] for name in PARTS]
-        return [*news, digests]
+            return [still, *[no_update] * (len(PARTS) + 1)]
+        news = {name: parts[name] for name in PARTS if digests[name] != seen.get(name)}
+        # A chart that is drawn in its place gets other data alone, and keeps its zoom.
+        kept = [n for n in names if digests.get(_round(n)) == seen.get(_round(n))]
+        figures = [
+            charts.renewed(news[n].shown) if n in news and n in kept else no_update for n in names
+        ]
+        changed = [_shown(n, news[n]) if n in news and n not in kept else no_update for n in PARTS]
+        return [figures, *changed, digests]
+
+
+def _shown(name: str, part: Any) -> Any:
+    return part.card(name) if isinstance(part, Chart) else part
+
+
+def _digests(parts: dict[str, Any]) -> dict[str, str]:
+    """What tells whether a part changed, or what is round a chart."""
+    drawn = {name: part for name, part in parts.items() if isinstance(part, Chart)}
+    figures = {name: chart.shown for name, chart in drawn.items()}
+    frames = {
+        _round(name): [charts.lasting(chart.shown), *chart[1:]] for name, chart in drawn.items()
+    }
+    return live.digests({**parts, **figures, **frames})
+
+
+def _round(name: str) -> str:
+    return f"round {name}"
 
 
 def _read(context: Context, window: str, zone: str) -> dict[str, Any]:
@@ -107,36 +146,31 @@ def _read(context: Context, window: str, zone: str) -> dict[str, Any]:
             components.notice("Nothing held a device", text, "mlflow run . --backend rlsched")
         )
         return dict.fromkeys(PARTS) | {"notes": notes}
-    return {"notes": notes, **_drawn(pool, Clock(zone), "cluster")}
+    return {"notes": notes, **_drawn(pool, Clock(zone))}
 
 
-def _drawn(pool: Pool, clock: Clock, prefix: str) -> dict[str, Any]:
+def _drawn(pool: Pool, clock: Clock) -> dict[str, Any]:
     """The parts of a pool, real or simulated."""
     found = pool_charts.shares(pool)
     more = len(pool.devices) - pool_charts.MOST_ROWS
-    whose = "user" if clock.zone else "application"
+    weighted = clock.zone is not None
+    whose = "user" if weighted else "application"
     return {
         "figures": _figures(pool, found),
-        "tasks": charts.chart_card(
-            f"{prefix}-chart-tasks",
-            "Tasks on devices",
+        "tasks": Chart(
             pool_charts.tasks(pool, clock),
+            "Tasks on devices",
             f"coloured by {whose}" + f"; {more} more devices are left out" * (more > 0),
-            height=pool_charts.height(pool),
+            pool_charts.height(pool),
         ),
-        "use": charts.chart_card(
-            f"{prefix}-chart-use", "Devices held", pool_charts.use(pool, clock), f"by {whose}"
-        ),
-        "waiting": charts.chart_card(
-            f"{prefix}-chart-waiting", "Waiting", pool_charts.waiting(pool, clock), "runs"
-        ),
-        "fairness": charts.chart_card(
-            f"{prefix}-chart-fairness",
+        "use": Chart(pool_charts.use(pool, clock), "Devices held", f"by {whose}"),
+        "waiting": Chart(pool_charts.waiting(pool, clock), "Waiting", "runs"),
+        "fairness": Chart(
+            pool_charts.fairness(found, weighted=weighted),
             "Shares",
-            pool_charts.fairness(found, weighted=clock.zone is not None),
-            f"of the device-hours, by {whose}" + ", beside those by weight" * bool(clock.zone),
+            f"of the device-hours, by {whose}" + ", beside those by weight" * weighted,
         ),
-        "shares": components.card(f"By {whose}", _shares(found, whose, clock.zone is not None)),
+        "shares": components.card(f"By {whose}", _shares(found, whose, weighted)),
     }
 
 
@@ -231,12 +265,13 @@ def _simulation(name: str | None) -> list[Component]:
         found = simulation(name)
     except NoSimulationError as error:
         return [components.notice("This cannot be shown", str(error), kind="error")]
-    parts = _drawn(found.pool, Clock(None), "simulated")
+    parts = _drawn(found.pool, Clock(None))
+    cards = [parts[chart].card(chart, "simulated-chart") for chart in CHARTS]
     return [
         dmc.Text(_told(found), size="sm", c="dimmed", mb="sm"),
         parts["figures"],
-        parts["tasks"],
-        html.Div([parts[part] for part in PARTS[3:]], className="charts"),
+        cards[0],
+        html.Div([*cards[1:], parts["shares"]], className="charts"),
     ]
 
 

@@ -14,7 +14,15 @@ from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError
 from mlflow_rlsched.words import short
-from rlsched_dashboard import charts, compare_charts, compare_table, components, live, tables
+from rlsched_dashboard import (
+    charts,
+    compare_charts,
+    compare_table,
+    components,
+    linked_zoom,
+    live,
+    tables,
+)
 from rlsched_dashboard.compare_charts import COLOURS, TITLES, Shared
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.sources.comparison import AXES, MOST, read_runs
@@ -322,21 +330,7 @@ def register(app: Dash, context: Context) -> None:
         State("compare-shown", "data"),
         prevent_initial_call=True,
     )
-    app.clientside_callback(
-        ClientsideFunction("run", "zoom"),
-        Output("compare-zoom", "data"),
-        Output("compare-whole", "disabled"),
-        Input({"type": CHART, "name": ALL}, "relayoutData"),
-        Input("compare-whole", "n_clicks"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        ClientsideFunction("run", "whole"),
-        Output("address", "data", allow_duplicate=True),
-        Input("compare-whole-range", "data"),
-        State("compare-zoom", "data"),
-        prevent_initial_call="initial_duplicate",
-    )
+    linked_zoom.register(app, "compare", CHART)
     app.clientside_callback(
         ClientsideFunction("compare", "csv"),
         Output("compare-table", "csvExportParams"),

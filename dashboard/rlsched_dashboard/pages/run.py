@@ -14,7 +14,15 @@ from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError
 from mlflow_rlsched.words import short
-from rlsched_dashboard import actions, charts, components, live, run_charts, run_parts
+from rlsched_dashboard import (
+    actions,
+    charts,
+    components,
+    linked_zoom,
+    live,
+    run_charts,
+    run_parts,
+)
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.run_updates import Seen, updates
 from rlsched_dashboard.sources.run import RunData, read_histories, read_run
@@ -259,23 +267,9 @@ def _chart_tools(timeline: Timeline) -> Component:
 
 
 def _register_zoom(app: Dash, context: Context) -> None:
+    linked_zoom.register(app, "run", CHART)
     app.clientside_callback(
-        ClientsideFunction("run", "zoom"),
-        Output("run-zoom", "data"),
-        Output("run-whole", "disabled"),
-        Input({"type": CHART, "name": ALL}, "relayoutData"),
-        Input("run-whole", "n_clicks"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        ClientsideFunction("run", "whole"),
-        Output("address", "data", allow_duplicate=True),
-        Input("run-whole-range", "data"),
-        State("run-zoom", "data"),
-        prevent_initial_call="initial_duplicate",
-    )
-    app.clientside_callback(
-        ClientsideFunction("run", "axis"),
+        ClientsideFunction("zoom", "axis"),
         Output("address", "data", allow_duplicate=True),
         Input("run-axis", "value"),
         prevent_initial_call=True,

@@ -108,7 +108,8 @@ class Scheduler:
             before, self._cpu = self._cpu, psutil.cpu_times()
             passed = [now - then for now, then in zip(self._cpu, before, strict=True)][:_STATES]
             idle = self._cpu.idle + self._cpu.iowait - before.idle - before.iowait
-            return 1 - idle / sum(passed) if sum(passed) else 0.0
+            # The kernel's time of waiting for disks can go backwards.
+            return min(max(1 - idle / sum(passed), 0.0), 1.0) if sum(passed) else 0.0
 
         return self._fresh("cpu", read)
 
