@@ -16,6 +16,10 @@ from tests.world import World, wait_for
 
 pytest_plugins = ["tests.skips"]
 
+# Several workers share the cores, and a thread of Torch that waits for a core spins: tiny networks
+# learn seven times slower then. Before Torch is imported, and for all that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # The same examples every time, so that a run says something of the code alone; `make chaos` looks
 # at many others.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)

@@ -15,7 +15,7 @@ from tests.stubs import nvml
 def test_findings_are_of_the_leased_device(gpus: GpuHost) -> None:
     """CUDA is absent here, so the training ran elsewhere: that has to be found."""
     gpus.has({"utilization": 37}, {})
-    place = Host(gpus.world.root, {**gpus.world.env, "OMP_NUM_THREADS": "1"})
+    place = Host(gpus.world.root, gpus.world.env)
     findings = gpu_check.check(place, gpu_check.gpus(), epochs=8)
     assert [finding.good for finding in findings[:4]] == [True, False, True, True]
     leased, trained = (finding.text for finding in findings[:2])

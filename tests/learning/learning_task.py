@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-import torch
-
 from mlflow_rlsched.learning import online
 from mlflow_rlsched.learning.mlflow_log import Log
 from mlflow_rlsched.learning.workloads import Workload
@@ -30,7 +28,6 @@ def shorten() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     shorten()
     with attach() as session:
         store = open_store(sys.argv[1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -28,14 +26,6 @@ def recorded(seed: int = 0) -> Transitions:
     parts[:, 0] = 500 * (rate - 1) * np.sign(inputs[:, 0])
     action = encode(0 * ones, ones, rate)
     return Transitions(inputs, action, parts, np.zeros((COUNT, 1), np.float32), inputs)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

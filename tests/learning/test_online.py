@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from mlflow_rlsched import protocol
 from mlflow_rlsched.learning import online
@@ -45,15 +44,6 @@ def store(tmp_path: Path, decided: dict[str, list[Record]]) -> Iterator[Store]:
     keep(opened, tmp_path / "runs", decided)
     yield opened
     opened.close()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the task itself; on a busy machine several threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

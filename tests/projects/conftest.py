@@ -29,7 +29,6 @@ def tracking(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mlflow
     uri = f"sqlite:///{database}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield mlflow.MlflowClient(uri)
     while mlflow.active_run() is not None:
         mlflow.end_run()

@@ -14,7 +14,6 @@ from typing import Any
 
 import mlflow
 import pytest
-import torch
 
 from mlflow_rlsched.training import session as session_module
 from mlflow_rlsched.training.session import Session
@@ -118,7 +117,6 @@ def stop_in_an_epoch(trainer: Trainer, patch: Patch) -> None:
 def test_the_history_is_the_one_of_an_unbroken_run(
     project: str, tmp_path: Path, tracking: mlflow.MlflowClient, monkeypatch: Patch
 ) -> None:
-    torch.set_num_threads(1)
     unbroken = Trainer(project, tmp_path / "unbroken", tracking)
     unbroken.train(monkeypatch)
     assert len(unbroken.history()["val_loss"]) == 4

@@ -6,16 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from mlflow_rlsched.training import session as session_module
 from tests.training.run_directory import RunDirectory
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Threads that spin for work make tiny tensors slow where others need the cores."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_two_ranks_change_their_batch_in_an_epoch_and_see_each_sample_once(
     meeting = tmp_path / "meeting"
     processes = [
         subprocess.Popen(
-            ["env", f"RANK={rank}", "OMP_NUM_THREADS=1", sys.executable, "-c", RANK, meeting],
+            ["env", f"RANK={rank}", sys.executable, "-c", RANK, meeting],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

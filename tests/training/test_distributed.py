@@ -54,7 +54,7 @@ def test_all_ranks_change_at_the_same_step(run: RunDirectory, tmp_path: Path) ->
 
 def start_rank(rank: int, rendezvous: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        ["env", f"RANK={rank}", "OMP_NUM_THREADS=1", sys.executable, "-c", RANK, rendezvous],
+        ["env", f"RANK={rank}", sys.executable, "-c", RANK, rendezvous],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -147,7 +147,7 @@ def test_two_ranks_tell_the_noise_of_a_known_problem(tmp_path: Path, how: str) -
     command = [sys.executable, "-c", RANK, tmp_path / "meeting", how]
     processes = [
         subprocess.Popen(
-            ["env", f"RANK={rank}", "OMP_NUM_THREADS=1", *command],
+            ["env", f"RANK={rank}", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
