@@ -14,7 +14,15 @@ from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.decision import Decider
 from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.limits import Limits
-from mlflow_rlsched.policy.rate import FEWEST, FURTHER, LONGEST, SURE, TRIAL, rate_proposal
+from mlflow_rlsched.policy.rate import (
+    FEWEST,
+    FURTHER,
+    LONGEST,
+    RESCUE,
+    SURE,
+    TRIAL,
+    rate_proposal,
+)
 from mlflow_rlsched.policy.speed import speed_of
 from tests.policy.builders import SETTING, Series, interval, reports
 from tests.policy.toy import train
@@ -200,6 +208,23 @@ def test_what_has_learnt_and_no_longer_does_is_left_alone(
 ) -> None:
     history = falling(level, 0.01, progress=progress)
     assert says in rate_proposal(interval(), history).reason
+
+
+@pytest.mark.parametrize(
+    ("lowest", "says"),
+    [
+        (0.1, "the loss does not fall: trying a lower learning rate"),
+        (0.5, "the loss no longer clearly falls"),
+    ],
+)
+def test_what_was_learnt_and_is_lost_needs_a_lower_rate(lowest: float, says: str) -> None:
+    """A cut of the rate makes the history begin anew: it no longer knows the better loss."""
+    history = falling(0.3, 0.01)
+    history = replace(history, notes={**history.notes, "lowest": lowest, "down": 0.0})
+    proposal = rate_proposal(interval(), history)
+    assert says in proposal.reason
+    assert proposal.notes["lowest"] == lowest
+    assert proposal.notes.get("size") == (1 / RESCUE if "trying" in says else None)
 
 
 @pytest.mark.parametrize(("size", "judged"), [(TRIAL, True), (1 / TRIAL, False)])
