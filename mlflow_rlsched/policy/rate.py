@@ -17,15 +17,14 @@ difference is clear, or for ``LONGEST`` intervals.
 Nothing is risked where nothing is to be gained: not before the loss has begun to fall (a warm-up
 is the user's), not once it has fallen and no longer clearly does, not when little of it is left,
 and not near the end. A lower rate is tried only where there is a reason: near a ceiling, above the
-user's own rate, when what was learnt is lost and not learnt again, or when the loss has not begun
-to fall for long, as what never learnt may have too high a rate as well as too low a one.
+user's own rate, or when the loss has not begun to fall for long, as what never learnt may have too
+high a rate as well as too low a one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from mlflow_rlsched.policy.action import FACTOR_MAX, FACTOR_MIN, Action
@@ -90,7 +89,8 @@ LOWER_PAYS = 1.3
 """Speed over what is expected from which a lower learning rate pays."""
 
 _NEWEST = 5
-_KEPT = ("failed", "until", "down", "home", "ceiling", "lowest")
+_FEW = 3  # of which one bad batch may be one
+_KEPT = ("failed", "until", "down", "home", "ceiling")
 _CLOSE = 1.001  # factors are products of roundings
 
 
@@ -103,12 +103,9 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
     ``asked``, 1 once a step was asked for; ``back``, 1 once it is being taken back. And always:
     ``failed``, trials that did not pay; ``until``, the decision before which there is no other;
     ``down``, 1 when the next one lowers the rate; ``home``, the factor to come back to when calm;
-    ``ceiling``, the lowest at which the loss was not calm; ``lowest``, the least that the loss was
-    while calm.
+    ``ceiling``, the lowest at which the loss was not calm.
     """
     notes = heard(interval, history)
-    if history.loss_best is not None:
-        notes["lowest"] = min(notes.get("lowest", math.inf), history.loss_best)
     if "learning_rate" not in interval.can:
         return Proposal(Action(), "the training's learning rate cannot be changed", None, notes)
     if not interval.acknowledged:
@@ -119,6 +116,8 @@ def rate_proposal(interval: Interval, history: History) -> Proposal:
         text = "no loss is finite any more, and no learning rate mends that: stop the run"
         return Proposal(Action(), text, None, _at_rest(notes))
     why = unrest(history)
+    if why is None and "good" not in notes:
+        why = _shoots_up([loss for _, loss in history.losses[-_FEW:]], history)
     if why is not None:
         return _lower(factor, why, history, notes)
     if "good" in notes:
@@ -165,18 +164,16 @@ def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal
     clear = speed.value > CLEAR * speed.error
     if seen is None or speed.intervals < (FEWEST if clear else LONGEST):
         return Proposal(Action(), "too few losses since the last change to judge by", None, notes)
-    lost = not clear and _is_lost(seen, notes, history)
-    unmoved = not clear and (lost or seen.level > UNMOVED * (history.loss_first or 0.0))
+    unmoved = seen.level > UNMOVED * (history.loss_first or 0.0) and not clear
     reason = _why_not(seen, clear, history)
-    if reason is None and not clear and not lost:
+    if reason is None and not clear:
         reason = _why_not_unclear(unmoved, history)
     if reason is not None:
         return Proposal(Action(), f"calm; {reason}", None, notes)
     raised, lowered = (FURTHER, RESCUE) if unmoved else (TRIAL, TRIAL)
     near = factor * raised > _highest(notes)
     # Lower first: it does no harm to what has not learnt.
-    wanted = lost or notes.get("down", float(unmoved))
-    down = near or (wanted and (unmoved or factor > _CLOSE))
+    down = near or (notes.get("down", float(unmoved)) and (unmoved or factor > _CLOSE))
     if near and factor * NEAR < _highest(notes):
         return Proposal(Action(), "calm below a rate at which the loss was not", None, notes)
     notes |= {"good": factor, "last": factor, "size": 1 / lowered if down else raised}
@@ -184,12 +181,6 @@ def _start(factor: float, history: History, notes: dict[str, float]) -> Proposal
     told = "calm" if clear else "the loss does not fall"
     text = f"{told}: trying a {'lower' if down else 'higher'} learning rate"
     return _change(FACTOR_MIN if down else FACTOR_MAX, text, notes)
-
-
-def _is_lost(seen: Signals, notes: Mapping[str, float], history: History) -> bool:
-    """Whether the loss stands far above where it was before it last climbed."""
-    before = replace(history, loss_best=notes.get("lowest"))
-    return climbed(seen.level, seen.spread, before) is not None
 
 
 def _why_not(seen: Signals, clear: bool, history: History) -> str | None:
@@ -223,7 +214,7 @@ def _go_on(
     good, size = notes["good"], notes["size"]
     if notes.get("back"):
         return _return(factor, notes, "going back to the learning rate before the trial")
-    if size > 1 and (why := _shoots_up(interval, history)) is not None:
+    if size > 1 and (why := _shoots_up(interval.losses(), history)) is not None:
         notes["ceiling"] = min(notes.get("ceiling", math.inf), factor)
         return _take_back(factor, history, notes, why)
     left = good * size / factor  # factor that is left to go
@@ -264,13 +255,12 @@ def _go_on(
     return _change(FACTOR_MAX if size > 1 else FACTOR_MIN, text, notes)
 
 
-def _shoots_up(interval: Interval, history: History) -> str | None:
-    """Whether the losses of this interval alone say that a trial has gone too far.
+def _shoots_up(losses: Sequence[float], history: History) -> str | None:
+    """Whether the newest losses alone say that the rate is too high.
 
     Beyond some rate a loss explodes within a few steps, before there are enough for a trend.
     """
-    told = interval.losses()
-    return climbed(median(told), math.inf, history) if told else None
+    return climbed(median(losses), math.inf, history) if losses else None
 
 
 def _known(speed: Speed, notes: Mapping[str, float], history: History) -> dict[str, float]:
