@@ -32,10 +32,11 @@ window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.zoom = {
     asked() {
       const nothing = window.dash_clientside.no_update;
-      const triggered = window.dash_clientside.callback_context.triggered[0];
-      if (!triggered) return [nothing, nothing];
-      const all = triggered.prop_id.endsWith("-whole.n_clicks");
-      let range = all ? null : wish(triggered.value);
+      // A busy browser tells of several charts at once; most of them only say that they were drawn.
+      const triggered = window.dash_clientside.callback_context.triggered;
+      const all = triggered.some((each) => each.prop_id.endsWith("-whole.n_clicks"));
+      const wishes = triggered.map((each) => wish(each.value));
+      let range = all ? null : wishes.find((each) => each !== undefined);
       if (range === undefined) return [nothing, nothing];
       if (same(range, whole)) range = null;
       if (!all && range && same(range, zoomed)) return [nothing, nothing];
