@@ -88,7 +88,8 @@ def renewed(shown: Figure) -> Patch:
     """The change to a figure that is drawn: other data, and its zoom kept.
 
     Dash draws a chart anew when it was zoomed, and Plotly takes that for a zoom by the app, which
-    a whole figure would replace whatever its ``uirevision``.
+    a whole figure would replace whatever its ``uirevision``; and a figure that was asked for before
+    a zoom may come after it.
     """
     change = Patch()
     change["data"] = shown["data"]

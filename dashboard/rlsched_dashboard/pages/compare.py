@@ -375,7 +375,8 @@ def register(app: Dash, context: Context) -> None:
         if len(parts.runs) > 1 and list(parts.figures) != names:
             return still, _charts(parts.figures), table, told, parts.whole, digests
         news = [
-            no_update if digests[name] == seen.get(name) else parts.figures[name] for name in names
+            no_update if digests[name] == seen.get(name) else charts.renewed(parts.figures[name])
+            for name in names
         ]
         return news, no_update, table, told, parts.whole, digests
 

@@ -297,7 +297,7 @@ def _register_zoom(app: Dash, context: Context) -> None:
         histories = read_histories(context, data, run_charts.metric_names(data))
         thinned = run_charts.thinned(data, histories)
         made = run_charts.figures(data, histories, timeline) if thinned else {}
-        return [made[name] if name in thinned else no_update for name in names]
+        return [charts.renewed(made[name]) if name in thinned else no_update for name in names]
 
 
 def _register_decisions(app: Dash, context: Context) -> None:
