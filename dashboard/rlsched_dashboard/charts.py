@@ -17,7 +17,7 @@ PALETTE = ("#228be6", "#f76707", "#0ca678", "#be4bdb", "#e03131", "#f59f00", "#1
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _GRID = "rgba(134,142,150,0.22)"
-_ENDS = "autorangeoptions"
+_ZOOM = ("range", "autorange", "uirevision")
 HEIGHT = 240
 
 Identifier = str | dict[str, str]
@@ -77,15 +77,8 @@ def figure(
     }
 
 
-def lasting(shown: Figure) -> dict[str, Any]:
-    """What ``renewed`` leaves of a figure as it was drawn."""
-    layout = shown["layout"]
-    axis = {key: value for key, value in layout["xaxis"].items() if key != _ENDS}
-    return {**layout, "xaxis": axis}
-
-
 def renewed(shown: Figure) -> Patch:
-    """The change to a figure that is drawn: other data, and its zoom kept.
+    """The change to a figure that is drawn: all but where its horizontal axis begins and ends.
 
     Dash draws a chart anew when it was zoomed, and Plotly takes that for a zoom by the app, which
     a whole figure would replace whatever its ``uirevision``; and a figure that was asked for before
@@ -93,8 +86,13 @@ def renewed(shown: Figure) -> Patch:
     """
     change = Patch()
     change["data"] = shown["data"]
-    if _ENDS in shown["layout"]["xaxis"]:
-        change["layout"]["xaxis"][_ENDS] = shown["layout"]["xaxis"][_ENDS]
+    for name, part in shown["layout"].items():
+        if name not in ("xaxis", "yaxis"):
+            change["layout"][name] = part
+            continue
+        for key, value in part.items():
+            if name == "yaxis" or key not in _ZOOM:
+                change["layout"][name][key] = value
     return change
 
 

@@ -101,8 +101,8 @@ def register(app: Dash, context: Context) -> None:
         if digests == seen:
             return [still, *[no_update] * (len(PARTS) + 1)]
         news = {name: parts[name] for name in PARTS if digests[name] != seen.get(name)}
-        # A chart that is drawn in its place gets other data alone, and keeps its zoom.
-        kept = [n for n in names if digests.get(_round(n)) == seen.get(_round(n))]
+        # A chart whose frame is the same keeps its place, and its zoom.
+        kept = [n for n in names if digests.get(_frame(n)) == seen.get(_frame(n))]
         figures = [
             charts.renewed(news[n].shown) if n in news and n in kept else no_update for n in names
         ]
@@ -118,14 +118,12 @@ def _digests(parts: dict[str, Any]) -> dict[str, str]:
     """What tells whether a part changed, or what is round a chart."""
     drawn = {name: part for name, part in parts.items() if isinstance(part, Chart)}
     figures = {name: chart.shown for name, chart in drawn.items()}
-    frames = {
-        _round(name): [charts.lasting(chart.shown), *chart[1:]] for name, chart in drawn.items()
-    }
+    frames = {_frame(name): [*chart[1:]] for name, chart in drawn.items()}
     return live.digests({**parts, **figures, **frames})
 
 
-def _round(name: str) -> str:
-    return f"round {name}"
+def _frame(name: str) -> str:
+    return f"{name}'s frame"
 
 
 def _read(context: Context, window: str, zone: str) -> dict[str, Any]:
