@@ -61,8 +61,8 @@ CASES = (
     Case(
         "language",
         "novice",
-        {"batch_size": "8", "lr": "1e-4", "sequences": "18432"},
-        *("val_loss", 2.65, "min"),
+        {"batch_size": "8", "lr": "1e-4", "sequences": "49152"},
+        *("val_loss", 2.4, "min"),
     ),
     Case(
         "language",
