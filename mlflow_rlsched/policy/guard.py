@@ -188,8 +188,7 @@ def _fitting(draft: Draft) -> float | None:
     each = _bytes_per_sample(draft)
     if limit is None or each is None:
         return None
-    peak = _peak(draft)
-    room = min(SHARE * limit - peak, limit - worst(draft.history, peak))
+    room = min(SHARE * limit, limit / worst(draft.history, 1.0)) - _peak(draft)
     return draft.history.memory[-1].batch + room / each
 
 

@@ -137,7 +137,7 @@ class _Draft:
         peak = np.fmax(history.memory_peak, seen.memory_used)
         noise = np.nan_to_num(history.memory_noise)
         total = history.memory_total
-        room = np.minimum(SHARE * total - peak, total - peak * (1 + VARIES * noise))
+        room = np.minimum(SHARE * total, total / (1 + VARIES * noise)) - peak
         each = history.memory_batch + room / _bytes_per_sample(history)
         running = self.before.batch
         self._bound_batch(lambda gpus: np.floor(history.oom_batch * gpus * OOM_FACTOR))
