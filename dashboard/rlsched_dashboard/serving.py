@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
+import os
+import secrets
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from dash import Dash
+from dash.exceptions import DependencyException, InvalidResourceError
 from flask import Response, redirect, request
 
 from rlsched_dashboard.app import create_app
 from rlsched_dashboard.settings import LOOPBACK, Settings
 
 COOKIE = "rlsched_token"
+PROCESS = "X-Rlsched-Process"
+"""Header that tells pages that another process answers now, which counts its news anew."""
+
 THREADS = 8
 
 
@@ -26,14 +33,18 @@ def serve(settings: Settings) -> None:
 
     app = create_app(settings)
     guard(app, settings)
-    server = waitress.create_server(
-        app.server, host=settings.host, port=settings.port, threads=THREADS, ident=None
-    )
+    try:
+        server = waitress.create_server(
+            app.server, host=settings.host, port=settings.port, threads=THREADS, ident=None
+        )
+    except ValueError as error:  # a name that leads nowhere
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)) from error
     server.run()
 
 
 def guard(app: Dash, settings: Settings) -> None:
     """Let only those in who may come, and only requests that the dashboard's own page makes."""
+    process = secrets.token_hex(8)
 
     @app.server.before_request
     def _check() -> Any:
@@ -48,8 +59,14 @@ def guard(app: Dash, settings: Settings) -> None:
             return _check_token(settings, settings.token)
         return None
 
+    @app.server.errorhandler(DependencyException)
+    @app.server.errorhandler(InvalidResourceError)
+    def _absent(_: Exception) -> Response:
+        return Response("There is no such file.", 404)
+
     @app.server.after_request
     def _harden(response: Response) -> Response:
+        response.headers[PROCESS] = process
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["X-Frame-Options"] = "SAMEORIGIN"
         response.headers["Referrer-Policy"] = "same-origin"
@@ -59,7 +76,9 @@ def guard(app: Dash, settings: Settings) -> None:
 def _check_token(settings: Settings, token: str) -> Any:
     given = request.args.get("token")
     if given is not None and hmac.compare_digest(given.encode(), token.encode()):
-        response = redirect(request.base_url)
+        rest = [each for each in request.args.items(multi=True) if each[0] != "token"]
+        path = quote("/" + request.path.lstrip("/"))
+        response = redirect(f"{path}?{urlencode(rest)}" if rest else path)
         response.set_cookie(
             COOKIE,
             token,
@@ -80,7 +99,10 @@ def _check_token(settings: Settings, token: str) -> Any:
 
 
 def _is_loopback(host: str) -> bool:
-    return (urlsplit(f"//{host}").hostname or "") in LOOPBACK
+    try:
+        return urlsplit(f"//{host}").hostname in LOOPBACK
+    except ValueError:
+        return False
 
 
 def _is_same_origin() -> bool:
@@ -89,4 +111,4 @@ def _is_same_origin() -> bool:
     if site is not None:
         return site == "same-origin"
     origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc == request.host
+    return origin in (f"http://{request.host}", f"https://{request.host}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def dashboard(
             f"--allow-actions on {host} would let anybody end runs: add --token-file or"
             " --user-header, or listen on 127.0.0.1"
         )
+    _check_devices()
     # MLflow tells of runs without pandas, which would be a fifth of the server's memory.
     sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     from rlsched_dashboard.serving import serve
@@ -87,7 +89,7 @@ def dashboard(
         mlflow_ui_url=mlflow_ui_url or (uri if uri.startswith("http") else None),
         host=host,
         port=port,
-        url_prefix=f"/{url_prefix.strip('/')}/".replace("//", "/"),
+        url_prefix=_prefix(url_prefix),
         read_only=not (local or known) if read_only is None else read_only,
         token=token,
         user_header=user_header,
@@ -110,13 +112,33 @@ def _tracking_uri(text: str | None) -> str:
     return text or str(get_tracking_uri())
 
 
+def _prefix(text: str) -> str:
+    """The path below which all is served, with a slash at both ends."""
+    if not re.fullmatch(r"[\w.~/-]*", text, re.ASCII):
+        raise WrongUsage(f"--url-prefix {text!r} is no path: write one like /rlsched")
+    return "/".join(["", *filter(None, text.split("/")), ""])
+
+
+def _check_devices() -> None:
+    from mlflow_rlsched.devices import open_inventory
+    from mlflow_rlsched.devices.cpu import CpuSlotsError
+
+    try:
+        open_inventory().close()
+    except CpuSlotsError as error:
+        raise WrongUsage(str(error)) from error
+
+
 def _token(file: Path | None) -> str | None:
     """The token that a browser has to know, or None."""
     if file is None:
         return os.environ.get("RLSCHED_DASHBOARD_TOKEN") or None
     if file.stat().st_mode & 0o077:
         raise WrongUsage(f"others can read {file}: `chmod 600 {file}`")
-    token = file.read_text().strip()
+    try:
+        token = file.read_text().strip()
+    except UnicodeDecodeError as error:
+        raise WrongUsage(f"{file} is no text: write a token into it") from error
     if not token:
         raise WrongUsage(f"{file} is empty: write a token of at least 16 characters into it")
     return token
