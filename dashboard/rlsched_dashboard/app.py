@@ -9,7 +9,7 @@ from dash import Dash, Input, Output
 from dash.development.base_component import Component
 
 from mlflow_rlsched.store import StoreError
-from rlsched_dashboard import actions, shell
+from rlsched_dashboard import actions, live, shell
 from rlsched_dashboard.components import notice
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.pages import cluster, compare, now, policy, run, runs, search
@@ -94,9 +94,9 @@ def shown(context: Context, view: View) -> Component:
     try:
         return page.layout(context, view)
     except StoreError as error:
-        return notice("The store cannot be read", str(error), kind="error")
+        return live.again(notice("The store cannot be read", str(error), kind="error"))
     except TrackingError as error:
-        return notice("MLflow cannot be read", str(error), kind="error")
+        return live.again(notice("MLflow cannot be read", str(error), kind="error"))
     except Exception as error:
         _logger.exception("the page %s failed", view.path)
         text = f"{type(error).__name__}: {error}. The dashboard's own output says more."

@@ -20,6 +20,9 @@ _GRID = "rgba(134,142,150,0.22)"
 _ZOOM = ("range", "autorange", "uirevision")
 HEIGHT = 240
 
+FEW = 30
+"""Points of a line, below which each gets a mark."""
+
 Identifier = str | dict[str, str]
 Trace = dict[str, Any]
 Figure = dict[str, Any]
@@ -96,6 +99,21 @@ def renewed(shown: Figure) -> Patch:
     return change
 
 
+def text(name: str) -> str:
+    """A name as Plotly shows it: not as the markup that somebody wrote into it."""
+    return name.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def template(name: str) -> str:
+    """A name within a ``hovertemplate``."""
+    return text(name).replace("%", "&#37;")
+
+
+def mode(points: int) -> str:
+    """How a line of so many points is drawn: where there are few, one may stand alone."""
+    return "lines+markers" if points < FEW else "lines"
+
+
 def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any) -> Trace:
     """A line; points that are None are gaps. Lists, as ``extendData`` needs them."""
     return {
@@ -105,6 +123,7 @@ def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any
         "y": list(y),
         "mode": "lines",
         **more,
+        "marker": {"size": 5},
         "line": {"color": colour, "width": 1.75} | more.get("line", {}),
     }
 

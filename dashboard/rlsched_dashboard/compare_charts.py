@@ -161,8 +161,11 @@ def _figure(
         places = np.round(x, 5).tolist()
         draw = charts.steps if metric in KNOBS else charts.line
         shown = [float(v) if good else None for v, good in zip(values, finite, strict=True)]
-        more = {"hovertemplate": f"{_safe(line.name)}: %{{y:.5~g}}<extra></extra>"}
-        trace = draw(line.name, places, shown, line.colour, connectgaps=False, **more)
+        more: dict[str, Any] = {
+            "hovertemplate": f"{charts.template(line.name)}: %{{y:.5~g}}<extra></extra>"
+        }
+        more |= {"connectgaps": False, "mode": charts.mode(len(line.places))}
+        trace = draw(charts.text(line.name), places, shown, line.colour, **more)
         trace["line"]["width"] = 3 if line.is_baseline else 1.6
         trace["line"]["dash"] = "dot" if line.is_baseline else "solid"
         traces.append(trace)
@@ -181,8 +184,3 @@ def _figure(
         showlegend=False,
         meta={"sampled": sampled},
     )
-
-
-def _safe(text: str) -> str:
-    """A name as Plotly's markup."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%", "&#37;")

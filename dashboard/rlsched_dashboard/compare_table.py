@@ -94,9 +94,8 @@ def _lasted(run: RunData) -> float | None:
     return (ended or time.time() // 10 * 10) - run.started_at
 
 
-def _attempts(run: RunData) -> int:
-    tags = run.tracked.tags if run.tracked else {}
-    return len(run.attempts) or int(tags.get("rlsched.attempts", 0))
+def _attempts(run: RunData) -> int | None:
+    return len(run.attempts) or (run.tracked.attempts if run.tracked else None)
 
 
 def _in_force(runs: Sequence[RunData]) -> list[dict[str, Any]]:

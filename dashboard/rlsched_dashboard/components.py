@@ -9,6 +9,9 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+LONG = 10
+"""Characters of a key figure that fit beside others in the usual size."""
+
 
 def state_badge(state: str) -> Component:
     """A task's state."""
@@ -21,7 +24,7 @@ def figure(label: str, value: str, note: str = "", title: str = "") -> Component
         html.Div(
             [
                 dmc.Text(label, size="sm", c="dimmed"),
-                dmc.Text(value, className="figure-value"),
+                dmc.Text(value, className="figure-value" + " long" * (len(value) > LONG)),
                 dmc.Text(note, size="xs", c="dimmed"),
             ],
             title=title,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from mlflow_rlsched.policy.fields import FIELDS, Field
 from mlflow_rlsched.policy.inputs import WEIGHTS
 from mlflow_rlsched.versions import VersionNotFoundError
 from mlflow_rlsched.words import short
-from rlsched_dashboard import charts, components, formats, live, policy_charts
+from rlsched_dashboard import address, charts, components, formats, live, policy_charts
 from rlsched_dashboard.context import Context
 from rlsched_dashboard.sources.explorer import LIMITS, Explored, explore
 
@@ -45,6 +45,11 @@ USUAL = {field.name: field.missing for field in FIELDS} | {
     name: getattr(Weights(), name) for name in WEIGHTS
 }
 """Where the sliders stand at first."""
+
+BOUNDS = {field.name: (field.low, field.high) for field in FIELDS} | dict.fromkeys(
+    WEIGHTS, (0.0, WEIGHT_MAX)
+)
+"""From where to where they go."""
 
 
 def layout(context: Context, version: Version, text: str | None) -> Component:
@@ -187,7 +192,7 @@ def _slider(name: str, meaning: str, low: float, high: float, value: float) -> C
                 max=high,
                 step=(high - low) / STEPS,
                 precision=4,
-                value=min(max(value, low), high),
+                value=value,
                 size="sm",
                 thumbLabel=label,
                 updatemode="mouseup",
@@ -209,17 +214,12 @@ def _offered(context: Context) -> list[dict[str, str]]:
 
 
 def _moved(text: str | None) -> dict[str, float]:
-    """Values in the address; what somebody spoilt there is ignored."""
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    if not isinstance(value, dict):
-        return {}
+    """Values in the address, each within its slider."""
+    asked: dict[str, Any] = address.value(text, {})
     return {
-        name: float(number)
-        for name, number in value.items()
-        if name in USUAL and isinstance(number, int | float) and live.finite(number) is not None
+        name: float(min(max(number, BOUNDS[name][0]), BOUNDS[name][1]))
+        for name, number in asked.items()
+        if name in BOUNDS and isinstance(number, int | float) and not math.isnan(number)
     }
 
 

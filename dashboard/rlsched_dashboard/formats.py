@@ -8,6 +8,9 @@ from zoneinfo import ZoneInfo
 
 MISSING = "—"
 
+FIRST_S, LAST_S = -62_000_000_000.0, 253_000_000_000.0
+"""Points in time that calendars have, in every zone: the years 5 to 9987."""
+
 
 def number(value: float | None, digits: int = 4) -> str:
     """A number with so many significant digits; a dash where there is none."""
@@ -49,13 +52,25 @@ def when(seconds: float | None, zone: str) -> str:
     """A point in time, given in seconds since the epoch, on the clocks of a time zone."""
     if seconds is None:
         return MISSING
-    return datetime.fromtimestamp(seconds, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S")
+    return _clock(seconds, place(zone)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def place(zone: str) -> ZoneInfo:
+    """A time zone by its name; UTC where this host does not know it."""
+    try:
+        return ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        return ZoneInfo("UTC")
 
 
 def zoned(seconds: list[float], zone: str) -> list[str]:
     """Points of a time axis: Plotly takes what a clock of the zone shows."""
-    place = ZoneInfo(zone)
+    there = place(zone)
     return [
-        datetime.fromtimestamp(each, place).isoformat(sep=" ", timespec="milliseconds")[:23]
-        for each in seconds
+        _clock(each, there).isoformat(sep=" ", timespec="milliseconds")[:23] for each in seconds
     ]
+
+
+def _clock(seconds: float, there: ZoneInfo) -> datetime:
+    # Times are what people logged, in milliseconds or in what they took for it.
+    return datetime.fromtimestamp(min(max(FIRST_S, seconds), LAST_S), there)

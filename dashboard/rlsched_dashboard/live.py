@@ -14,6 +14,8 @@ from plotly.utils import PlotlyJSONEncoder
 
 INTERVAL_MS = 2000
 
+AGAIN_MS = 5000
+
 TICK = "tick"
 REFRESH = Input("refresh", "data")
 """Input of what a page renews: changes every two seconds while the page is seen and idle."""
@@ -44,6 +46,18 @@ def register(app: Dash) -> None:
         State("live", "checked"),
         prevent_initial_call=True,
     )
+    app.clientside_callback(
+        ClientsideFunction("live", "again"),
+        Output("view", "data", allow_duplicate=True),
+        Input("again", "n_intervals"),
+        State("zone", "value"),
+        prevent_initial_call=True,
+    )
+
+
+def again(shown: Component) -> Component:
+    """What stands in the place of a page for now; the page is asked for again by itself."""
+    return html.Div([shown, dcc.Interval(id="again", interval=AGAIN_MS)])
 
 
 def digests(parts: Mapping[str, Any]) -> dict[str, str]:

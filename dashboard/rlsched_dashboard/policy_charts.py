@@ -15,9 +15,10 @@ from rlsched_dashboard.charts import PALETTE, Figure
 from rlsched_dashboard.context import Context
 from rlsched_dashboard.sampling import min_max
 from rlsched_dashboard.sources.explorer import Explored
+from rlsched_dashboard.sources.histories import Numbers
 from rlsched_dashboard.sources.policies import Evaluation
 from rlsched_dashboard.sources.replay import Seen
-from rlsched_dashboard.sources.tracking import Numbers, TrackedRun
+from rlsched_dashboard.sources.tracking import TrackedRun
 
 LEARNING = {
     "Learning": (
@@ -70,7 +71,7 @@ def _history(
         history.steps[kept].tolist(),
         [float(v) if good else None for v, good in zip(values, finite, strict=True)],
         colour,
-        mode="lines+markers" if len(history) < 30 else "lines",
+        mode=charts.mode(len(history)),
         hovertemplate="%{y:.4~g}",
     )
 

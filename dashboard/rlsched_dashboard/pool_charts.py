@@ -16,6 +16,9 @@ ROW = 22
 """Height of a device in the chart of tasks, pixels."""
 
 MOST_ROWS = 64
+LABEL = 18
+"""Characters of a device's name beside its row."""
+
 REST = "#868e96"
 _EDGE = "rgba(127,127,127,0.6)"
 
@@ -66,15 +69,15 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": group,
+                "name": charts.text(group),
                 "y": [each.device for each in holds],
                 "base": clock.places([each.start for each in holds]),
                 "x": [round(clock.length(each.end - each.start), 4) for each in holds],
                 "customdata": [
-                    [end, _safe(each.name), duration(each.end - each.start), _how(each.ended)]
+                    [end, charts.text(each.name), duration(each.end - each.start), _how(each.ended)]
                     for each, end in zip(holds, ends, strict=True)
                 ],
-                "hovertemplate": f"<b>%{{customdata[1]}}</b>, {_safe(group)}<br>%{{y}},"
+                "hovertemplate": f"<b>%{{customdata[1]}}</b>, {charts.template(group)}<br>%{{y}},"
                 " %{customdata[2]}<br>%{customdata[3]}<extra></extra>",
                 "marker": {
                     "color": colour,
@@ -94,7 +97,7 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
             "ticklabelstep": 1 if len(shown) <= 24 else 4,
             "tickmode": "array",
             "tickvals": shown,
-            "ticktext": [each[:16] for each in shown],
+            "ticktext": [charts.text(_short(each)) for each in shown],
         },
         barmode="overlay",
         bargap=0.2,
@@ -117,7 +120,9 @@ def use(pool: Pool, clock: Clock) -> Figure:
     for group, colour in colours(pool).items():
         events = [(h.start, h.end, h.devices) for h in pool.holds if h.group == group]
         more = {"stackgroup": "held", "fillcolor": f"{colour}66", "hovertemplate": "%{y:.3~g}"}
-        traces.append(charts.steps(group, places, _counted(events, times), colour, **more))
+        traces.append(
+            charts.steps(charts.text(group), places, _counted(events, times), colour, **more)
+        )
         traces[-1]["line"]["width"] = 0
     return charts.figure(
         traces, x=clock.axis(pool), y={"rangemode": "tozero"}, showlegend=len(traces) > 1
@@ -144,7 +149,7 @@ def _counted(events: Sequence[tuple[float, float, float]], times: Sequence[float
     for each in times[:-1]:
         total += changes[each]
         counts.append(round(total, 4))
-    return [*counts, *counts[-1:]]
+    return [*counts, *(counts[-1:] or [0.0])]
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def shares(pool: Pool) -> list[Share]:
 
 def fairness(found: Sequence[Share], weighted: bool) -> Figure:
     """Shares of the device-hours; ``weighted``: beside those by weight."""
-    names = [each.group for each in found]
+    names = [charts.text(each.group) for each in found]
     bars = [("held", [each.share for each in found], PALETTE[0])]
     if weighted:
         bars.append(("by weight", [each.fair for each in found], REST))
@@ -219,10 +224,9 @@ def fairness(found: Sequence[Share], weighted: bool) -> Figure:
     )
 
 
+def _short(device: str) -> str:
+    return device if len(device) <= LABEL else f"{device[: LABEL - 1]}…"
+
+
 def _how(ended: str) -> str:
     return ended.replace("_", " ") if ended else "goes on"
-
-
-def _safe(text: str) -> str:
-    """A name as Plotly's markup."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%", "&#37;")

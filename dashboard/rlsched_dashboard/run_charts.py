@@ -13,8 +13,8 @@ from mlflow_rlsched.overview.decisions import change, changed
 from rlsched_dashboard import charts
 from rlsched_dashboard.charts import PALETTE, Figure, Trace
 from rlsched_dashboard.sampling import MOST, Numbers
+from rlsched_dashboard.sources.histories import History
 from rlsched_dashboard.sources.run import Record, RunData
-from rlsched_dashboard.sources.tracking import History
 from rlsched_dashboard.timeline import Timeline
 
 BARS = 300
@@ -185,6 +185,7 @@ def _lines(
                 customdata=[None if np.isnan(step) else step for step in steps.tolist()],
                 hovertemplate="%{y:.5~g} at step %{customdata:.0f}",
                 connectgaps=False,
+                mode=charts.mode(len(history)),
                 meta=metric,
             )
         )
@@ -208,10 +209,12 @@ def not_finite(label: str, x: Sequence[Any], values: Numbers, steps: Numbers) ->
         "x": list(x),
         "y": [0.97] * len(x),
         "yaxis": "y2",
+        "cliponaxis": False,
         "mode": "markers",
         "marker": {"symbol": "x", "size": 8, "color": "#e03131"},
         "text": [
-            f"{label}: {word} at step {step:.0f}" for step, word in zip(steps, said, strict=True)
+            f"{charts.text(label)}: {word} at step {step:.0f}"
+            for step, word in zip(steps, said, strict=True)
         ],
         "hovertemplate": "%{text}<extra></extra>",
         "showlegend": False,
@@ -315,7 +318,7 @@ def _told(record: Record) -> str:
 def _wrapped(text: str, width: int = 70) -> list[str]:
     """Lines of a text, safe as Plotly's markup."""
     lines = [""]
-    for word in text.replace("&", "&amp;").replace("<", "&lt;").split():
+    for word in charts.text(text).split():
         if len(lines[-1]) + len(word) > width:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()

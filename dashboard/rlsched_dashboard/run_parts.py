@@ -15,7 +15,6 @@ from mlflow_rlsched.overview.decisions import action_text, change, changed
 from mlflow_rlsched.policy.fields import FIELDS
 from mlflow_rlsched.words import duration
 from rlsched_dashboard import components, formats, tables
-from rlsched_dashboard.context import Context
 from rlsched_dashboard.sources.critics import q_values
 from rlsched_dashboard.sources.run import Record, RunData
 
@@ -38,7 +37,8 @@ def figures(data: RunData, about: dict[str, Any]) -> Component:
         / 100
         for each in data.attempts
     )
-    restarts = max(0, len(data.attempts) - 1)
+    known = data.tracked.attempts if data.tracked else None
+    restarts = max(0, (len(data.attempts) or known or 1) - 1)
     ooms = data.task.ooms if data.task else 0
     shown = [
         components.figure(
@@ -132,7 +132,15 @@ def decisions(data: RunData, zone: str) -> Component:
         "Decisions: choose one to see all of it",
         height=420,
         options={
-            "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}
+            "rowSelection": {
+                "mode": "singleRow",
+                "checkboxes": False,
+                "enableClickSelection": True,
+            },
+            "localeText": {
+                "noRowsToShow": "No decision was made yet: they begin some seconds after the"
+                " training reports, see attach() in the README"
+            },
         },
     )
 
@@ -235,7 +243,7 @@ def _state(record: Record) -> Component:
     return components.table(("State", "Value", "Unit", "Normalised"), rows, "The state, by name")
 
 
-def about(context: Context, data: RunData, described: dict[str, Any]) -> list[Component]:
+def about(data: RunData, described: dict[str, Any]) -> list[Component]:
     """Where it comes from and what it left: parameters, checkpoints, output."""
     params = data.tracked.params if data.tracked else described.get("parameters", {})
     facts = {

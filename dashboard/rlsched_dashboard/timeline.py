@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from rlsched_dashboard import formats
 from rlsched_dashboard.sampling import MOST, Numbers, min_max
-from rlsched_dashboard.sources.tracking import History
+from rlsched_dashboard.sources.histories import History
 
 _UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"))
 
@@ -55,7 +54,7 @@ class Timeline:
         if self.elapsed:
             return self.start + float(place) * self.unit[0]
         text = str(place).replace("T", " ")[:23]
-        return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(self.zone)).timestamp()
+        return datetime.fromisoformat(text).replace(tzinfo=formats.place(self.zone)).timestamp()
 
     def whole(self) -> list[Any]:
         """Where the whole run begins and ends on the axis."""

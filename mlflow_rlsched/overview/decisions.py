@@ -5,7 +5,95 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 Record = Mapping[str, Any]
+
+
+class _Finite(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+
+class _Setting(_Finite):
+    gpus: int
+    batch_size: int | None
+    lr_scale: float
+
+
+class _Action(_Finite):
+    gpu_delta: int
+    batch_factor: float
+    lr_factor: float
+
+
+class _Proposal(_Finite):
+    action: _Action
+    reason: str
+
+
+class _Alternative(_Finite):
+    version: str
+    action: _Action | None
+    reason: str
+
+
+class _Known(_Finite):
+    value: float
+    normalised: float
+    missing: bool
+
+
+class _Reward(_Finite):
+    throughput: float
+    cost: float
+    progress: float
+    smoothness: float
+    penalty: float
+    total: float
+
+
+class _Scales(_Finite):
+    total_s: float
+
+
+class _Terms(_Finite):
+    progress: float
+    duration_s: float
+    scales: _Scales
+
+
+class _Training(_Finite):
+    learning_rate: float | None = None
+
+
+class _Decision(_Finite):
+    number: int
+    attempt: int
+    time: float
+    elapsed_s: float
+    policy: str
+    version: str
+    reason: str
+    state: dict[str, _Known]
+    before: _Setting
+    setting: _Setting
+    proposal: _Proposal
+    action: _Action
+    vetoes: list[str]
+    reward: _Reward
+    terms: _Terms
+    training: _Training
+    inputs: list[float] | None = None
+    alternatives: dict[str, _Alternative] = {}
+
+
+def is_whole(record: Record) -> bool:
+    """Whether a record has all that is told of a decision, each number finite."""
+    try:
+        _Decision.model_validate(record)
+    except ValidationError:
+        return False
+    return True
 
 
 def changed(record: Record) -> bool:

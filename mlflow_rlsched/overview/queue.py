@@ -30,6 +30,7 @@ def queue_rows(store: Store, now: float, url: str) -> list[dict[str, Any]]:
             "state": task.state.value,
             "priority": task.priority,
             "user": task.spec.user,
+            "submitted_at": task.submitted_at,
             "age_s": max(0.0, now - task.submitted_at),
             "wants": wants(task),
             "holds": [

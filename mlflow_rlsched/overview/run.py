@@ -22,6 +22,14 @@ def describe(
     task: Task, attempts: Sequence[Attempt], start: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """What ``show`` says of a task; ``start`` is of ``expected_starts``."""
+    decisions = list(decision_log.read(Path(task.spec.run_dir)))
+    return {**outline(task, attempts, start), "decisions": decisions}
+
+
+def outline(
+    task: Task, attempts: Sequence[Attempt], start: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The same without the decisions, of which there may be thousands."""
     spec = task.spec
     folder = protocol.attempt_dir(Path(spec.run_dir), task.attempt)
     reports = _last_reports(folder / "report.jsonl")
@@ -54,7 +62,6 @@ def describe(
         "progress": progress,
         "run_dir": spec.run_dir,
         "tracking_uri": spec.tracking_uri,
-        "decisions": list(decision_log.read(Path(spec.run_dir))),
         "tracked": task.tracked,
         "mlflow": _where(task),
         "last_output": _last_lines(folder / "output.log"),

@@ -137,7 +137,8 @@ def test_a_version_that_is_not_there_is_said_and_the_champion_shown(context: Con
     champion = trained(1.1)
     Versions().promote(champion)
     text = text_of(context, version="0123456789ab")
-    assert "no version '0123456789ab'" in text
+    assert "Version 0123456789ab" in text
+    assert "There is no such version" in text
     assert f"Model card of version {champion.name}" in text
     text_of(context, state="[")
     text_of(context, state='{"loss": "x", "moon": 1}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import mlflow
@@ -11,7 +12,7 @@ import pytest
 from mlflow.entities import Metric
 
 from rlsched_dashboard.sources import tracking as module
-from rlsched_dashboard.sources.tracking import RunGone, Tracking
+from rlsched_dashboard.sources.tracking import RunGone, Tracking, TrackingError
 from tests.tracking_server import TrackingServer
 from tests.world import make_tracking_database
 
@@ -79,3 +80,82 @@ def test_runs_come_change_and_go(uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert [run.run_id for run in tracking.runs()] == [first]
     with pytest.raises(RunGone):
         tracking.run(second)
+
+
+def test_a_refresh_asks_for_the_experiments_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRESH_S", -1.0)
+    run_of(mlflow.MlflowClient(uri))
+    tracking = Tracking(uri)
+    tracking.runs()
+    asked: list[str] = []
+    store = tracking._client._tracking_client.store
+    real = store.search_experiments
+
+    def counted(*args: object, **more: object) -> object:
+        asked.append("experiments")
+        return real(*args, **more)
+
+    monkeypatch.setattr(store, "search_experiments", counted)
+    tracking.runs()
+    assert asked == ["experiments"]
+
+
+def test_a_run_that_claims_to_begin_next_year_hides_no_others(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", -1.0)
+    client, tracking = mlflow.MlflowClient(uri), Tracking(uri)
+    tags = {"rlsched.state": "finished"}
+    year_ms = 365 * 86_400_000
+    ahead = client.create_run("0", start_time=int(time.time() * 1000) + year_ms, tags=tags)
+    client.set_terminated(ahead.info.run_id)
+    assert len(tracking.runs()) == 1
+    done = run_of(client, "finished")
+    client.set_terminated(done)
+    assert done in {run.run_id for run in tracking.runs()}
+
+
+def test_looking_for_a_run_makes_no_database(tmp_path: Path) -> None:
+    tracking = Tracking(f"sqlite:///{tmp_path}/mlflow.db")
+    for look in (tracking.run, tracking.decisions):
+        with pytest.raises(RunGone):
+            look("a" * 32)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_run_says_nothing_of_the_server(uri: str) -> None:
+    tracking = Tracking(uri)
+    for name in ("", "a" * 32, "../x", "\x00"):
+        with pytest.raises(RunGone):
+            tracking.run(name)
+    assert tracking.runs() == []
+
+
+def test_artifacts_that_cannot_be_read_say_nothing_of_the_server(uri: str, tmp_path: Path) -> None:
+    client, tracking = mlflow.MlflowClient(uri), Tracking(uri)
+    experiment = client.create_experiment("elsewhere", artifact_location="unknown://there/x")
+    run = client.create_run(experiment, tags={"rlsched.state": "running"})
+    with pytest.raises(TrackingError, match="artifacts of run"):
+        tracking.decisions(run.info.run_id)
+    assert [each.run_id for each in tracking.runs()] == [run.info.run_id]
+
+
+def test_a_server_that_is_long_away_is_told_at_every_look(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH_S", -1.0)
+    tracking = Tracking(uri)
+    tracking.runs()
+    file = Path(uri.removeprefix("sqlite:///"))
+    kept = file.read_bytes()
+    file.write_bytes(b"no database" * 1000)
+    tracking._client._tracking_client.store.engine.dispose()
+    monkeypatch.setattr(module, "WHOLE_S", -1.0)  # all runs are to be read again, in vain
+    for _ in range(5):
+        with pytest.raises(TrackingError):
+            tracking.runs()
+    file.write_bytes(kept)
+    tracking._client._tracking_client.store.engine.dispose()
+    monkeypatch.setattr(module, "WHOLE_S", 60.0)
+    tracking._failure = None
+    assert tracking.runs() == []

@@ -15,6 +15,7 @@ from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import Tracking
 from rlsched_dashboard.sources.usage import Meter, Usage
+from tests.dashboard.records import decision
 from tests.task_specs import make_spec
 
 MIDNIGHT = 86_400.0
@@ -48,16 +49,10 @@ def ran(
         store.release(name, 1)
 
 
-def decision(time: float, progress: float, after: int) -> dict[str, object]:
-    terms = {"progress": progress, "duration_s": 10.0, "scales": {"total_s": 1000.0}}
-    before = {"gpus": 1, "batch_size": 8, "lr_scale": 1.0}
-    return {
-        "number": 1,
-        "time": time,
-        "terms": terms,
-        "before": before,
-        "setting": before | {"batch_size": after},
-    }
+def decided(time: float, progress: float, after: int) -> dict[str, object]:
+    made = decision(time=time)
+    made["terms"] = made["terms"] | {"progress": progress}
+    return made | {"setting": made["before"] | {"batch_size": after}}
 
 
 def measured(url: str) -> Usage:
@@ -88,9 +83,24 @@ def test_devices_with_a_price_cost(
 def test_what_tuning_saved_is_progress_against_time(store: Store, url: str, tmp_path: Path) -> None:
     ran(store, "tuned", tmp_path, MIDNIGHT, MIDNIGHT + 60)
     ran(store, "left-alone", tmp_path, MIDNIGHT + 60, MIDNIGHT + 120)
-    decision_log.append(tmp_path / "tuned", decision(MIDNIGHT + 10, 0.05, 16))
-    decision_log.append(tmp_path / "tuned", decision(MIDNIGHT + 20, 0.002, 16))
-    decision_log.append(tmp_path / "left-alone", decision(MIDNIGHT + 70, 0.05, 8))
+    decision_log.append(tmp_path / "tuned", decided(MIDNIGHT + 10, 0.05, 16))
+    decision_log.append(tmp_path / "tuned", decided(MIDNIGHT + 20, 0.002, 16))
+    decision_log.append(tmp_path / "left-alone", decided(MIDNIGHT + 70, 0.05, 8))
     usage = measured(url)
     assert usage.saved_s == pytest.approx((50 - 10) + (2 - 10))
     assert usage.tuned == 1
+
+
+def test_decisions_of_runs_that_are_over_are_read_once(
+    store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsched_dashboard.sources.decisions.KEPT_RUNS", 1)
+    for number in range(3):
+        ran(store, f"run-{number}", tmp_path, MIDNIGHT, MIDNIGHT + 60)
+        decision_log.append(tmp_path / f"run-{number}", decided(MIDNIGHT + 10, 0.05, 16))
+    meter = Meter(Scheduler(url), Decisions(Tracking("sqlite:////nowhere.db")))
+    first = meter.since(MIDNIGHT, MIDNIGHT + 7200)
+    for number in range(3):
+        (tmp_path / f"run-{number}" / decision_log.NAME).unlink()
+    assert meter.since(MIDNIGHT, MIDNIGHT + 7200) == first
+    assert first.tuned == 3

@@ -9,6 +9,12 @@ window.dash_clientside.live = {
     return n;
   },
 
+  // A page that could not be made is asked for again.
+  again(n, zone) {
+    if (!n || document.hidden) return window.dash_clientside.no_update;
+    return window.dash_clientside.shell.view(null, zone);
+  },
+
   // Keeps what is set on the page in the address, without a step in the browser's history.
   address(names, values) {
     const query = new URLSearchParams(window.location.search);

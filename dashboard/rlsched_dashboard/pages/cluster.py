@@ -17,6 +17,7 @@ from rlsched_dashboard.charts import Figure
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.pool_charts import Clock, Share
 from rlsched_dashboard.sources.pool import (
+    ELSEWHERE,
     NoSimulationError,
     Pool,
     Simulation,
@@ -173,20 +174,21 @@ def _drawn(pool: Pool, clock: Clock) -> dict[str, Any]:
 
 
 def _figures(pool: Pool, found: Sequence[Share]) -> Component:
-    held = sum(each.device_s for each in found)
-    room = len(pool.devices) * (pool.end - pool.start)
+    own = [device for device in pool.devices if device != ELSEWHERE]
+    held = sum(hold.device_s for hold in pool.holds if hold.device != ELSEWHERE)
+    room = len(own) * (pool.end - pool.start)
     waits = [wait.end - wait.start for wait in pool.waits]
     now = sum(wait.end >= pool.end for wait in pool.waits)
     ends = [hold.ended for hold in pool.holds]
     return components.strip(
         [
-            components.figure("Devices", str(len(pool.devices))),
+            components.figure("Devices", str(len(own))),
             components.figure(
                 "Held",
                 formats.percent(held / room if room else None),
                 f"of {duration(_rough(pool.end - pool.start))}",
             ),
-            components.figure("Device time", formats.hours(held)),
+            components.figure("Device time", formats.hours(sum(each.device_s for each in found))),
             components.figure(
                 "Waited",
                 duration(_rough(median(waits))) if waits else formats.MISSING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from dash.development.base_component import Component
 from mlflow_rlsched.store import StoreError
 from mlflow_rlsched.words import short
 from rlsched_dashboard import (
+    address,
     charts,
     compare_charts,
     compare_table,
@@ -68,7 +70,7 @@ class Asked:
             len(ids) - len(kept),
             axis if axis in AXES else "time",
             baseline if baseline in kept else kept[0] if kept else "",
-            None if metrics is None else list(filter(None, metrics.split(","))),
+            None if metrics is None else list(dict.fromkeys(filter(None, metrics.split(",")))),
             _range(query.get("zoom")),
             query.get("differs") == "true",
         )
@@ -312,10 +314,8 @@ def _links(context: Context, runs: Sequence[RunData]) -> list[Component]:
         return []
     ids = json.dumps([run.run_id for run in tracked])
     experiments = json.dumps(sorted({run.experiment_id for run in tracked}))
-    address = (
-        f"{base.rstrip('/')}/#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)}"
-    )
-    return [dmc.Anchor("Compare in MLflow", href=address, target="_blank", size="sm")]
+    href = f"{base.rstrip('/')}/#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)}"
+    return [dmc.Anchor("Compare in MLflow", href=href, target="_blank", size="sm")]
 
 
 def register(app: Dash, context: Context) -> None:
@@ -382,9 +382,9 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _range(text: str | None) -> tuple[float, float] | None:
-    """A zoom in the address; what somebody spoilt there is ignored."""
+    """A zoom in the address."""
     try:
-        low, high = json.loads(text or "")
-        return float(low), float(high)
-    except (ValueError, TypeError):
+        low, high = map(float, address.pair(text) or ())
+    except (ValueError, TypeError, OverflowError):
         return None
+    return (low, high) if 0 < high - low < math.inf else None

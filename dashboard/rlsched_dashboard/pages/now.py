@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from dash import Dash, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
@@ -139,7 +138,7 @@ def _figures(
     busy = sum(1 for row in rows if row["held_by"])
     waiting = [row for row in queue if row["state"] == "queued"]
     now = time.time()
-    midnight = datetime.now(ZoneInfo(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
+    midnight = datetime.now(formats.place(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
     usage = context.meter.since(midnight.timestamp(), now)
     readings = [
         row["utilization_percent"] for row in rows if row["utilization_percent"] is not None
@@ -193,14 +192,14 @@ def _rough(seconds: float) -> str:
 
 def _columns(zone: str) -> list[tables.Column]:
     return [
-        tables.link("name", "Run", "href", minWidth=150, flex=2),
+        tables.link("name", "Run", "href", minWidth=140, flex=2),
         tables.state(),
         tables.number("priority", "Priority", width=90),
-        tables.text("why", "Why", **_SENTENCE),
+        tables.text("why", "Why", **{**_SENTENCE, "minWidth": 200}),
         tables.moment("expected_at", "Starts about", zone, width=120),
         tables.text("holds", "Holds", minWidth=90, flex=1),
-        tables.text("wants", "Wants", width=100),
-        tables.text("user", "User", width=90),
+        tables.text("wants", "Wants", width=90),
+        tables.text("user", "User", width=80),
         tables.number("attempt", "Attempt", width=90),
         tables.moment("submitted_at", "Submitted", zone),
     ]
@@ -220,7 +219,7 @@ def _task_row(context: Context, row: dict[str, Any]) -> dict[str, Any]:
         "wants": _wants(row["wants"]),
         "holds": ", ".join(hold["device"][:12] for hold in row["holds"]),
         "attempt": row["attempt"] or None,
-        "submitted_at": round(now - row["age_s"]),
+        "submitted_at": row["submitted_at"],
         # To the minute, or every refresh would move all rows.
         "expected_at": None if in_s is None else round((now + in_s) / 60) * 60,
         "why": "; ".join(filter(None, (row["why"], (row["budget"] or {}).get("why")))),

@@ -79,6 +79,11 @@ def _chosen(
     notes = []
     if about["trouble"]:
         notes.append(components.notice("The champion", about["trouble"], kind="error"))
+    names = ["shipped", *(row["name"] for row in about["versions"])]
+    if wanted and not any(name.startswith(wanted) for name in names):
+        text = "There is no such version: this is the champion."
+        notes.append(components.notice(f"Version {wanted[:40]}", text, kind="gone"))
+        wanted = None
     for name in filter(None, (wanted, about["champion"])):
         try:
             return context.policies.version(_argument(about, name)), notes

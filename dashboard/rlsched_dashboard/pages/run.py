@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import math
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from mlflow_rlsched.store import StoreError
 from mlflow_rlsched.words import short
 from rlsched_dashboard import (
     actions,
+    address,
     charts,
     components,
     linked_zoom,
@@ -44,6 +46,7 @@ def layout(context: Context, view: View) -> Component:
     timeline = timeline_of(data, view.zone, view.query)
     name = data.name or short(run_id)
     heads = _heads(context, data, described)
+    zoom = None if timeline.zoom is None else address.pair(view.query.get("zoom"))
     return html.Div(
         [
             components.page_title(
@@ -62,7 +65,7 @@ def layout(context: Context, view: View) -> Component:
                 id="run-charts",
                 className="charts run-charts linked",
             ),
-            components.card("Decisions", _decisions(data, view.zone)),
+            components.card("Decisions", run_parts.decisions(data, view.zone)),
             components.card(
                 "Attempts",
                 html.Div(run_parts.attempts(data, view.zone), id="run-attempts-part"),
@@ -72,7 +75,7 @@ def layout(context: Context, view: View) -> Component:
                 html.Div(heads["output"], id="run-output"),
                 note=f"the last lines; all of it: rlsched logs {short(run_id)}",
             ),
-            html.Div(run_parts.about(context, data, described), className="charts"),
+            html.Div(heads["about"], id="run-about", className="charts"),
             dmc.Drawer(
                 id="run-drawer",
                 title="Decision",
@@ -82,9 +85,9 @@ def layout(context: Context, view: View) -> Component:
             ),
             dcc.Store(id="run-id", data=run_id),
             dcc.Store(id="run-chosen", data=[{"run_id": run_id, "name": name}]),
-            dcc.Store(id="run-zoom", data=_range(view.query.get("zoom"))),
+            dcc.Store(id="run-zoom", data=zoom),
             dcc.Store(id="run-whole-range", data=timeline.whole()),
-            dcc.Store(id="run-decision", data=_whole(view.query.get("decision"))),
+            dcc.Store(id="run-decision", data=address.whole(view.query.get("decision"))),
             dcc.Store(id="run-seen", data=Seen.of(context, data, timeline).to_json()),
             dcc.Store(id="run-heads", data=live.digests(heads)),
         ]
@@ -152,6 +155,7 @@ def register(app: Dash, context: Context) -> None:
         Output("run-notes", "children"),
         Output("run-figures", "children"),
         Output("run-output", "children"),
+        Output("run-about", "children"),
         Output("run-heads", "data"),
         live.REFRESH,
         State("run-id", "data"),
@@ -164,10 +168,10 @@ def register(app: Dash, context: Context) -> None:
             described = context.scheduler.describe(data.task) if data.task else {}
             heads = _heads(context, data, described)
         except RunGone:
-            return components.state_badge("deleted"), None, _gone(context, run_id), *[no_update] * 3
+            return components.state_badge("deleted"), None, _gone(context, run_id), *[no_update] * 4
         except (TrackingError, StoreError) as error:
             told = components.notice("It cannot be read now", str(error), kind="error")
-            return no_update, no_update, told, no_update, no_update, {**seen, "notes": ""}
+            return no_update, no_update, told, *[no_update] * 3, {**seen, "notes": ""}
         digests = live.digests(heads)
         return *(
             no_update if digests[part] == seen.get(part) else heads[part] for part in heads
@@ -185,21 +189,21 @@ def timeline_of(data: RunData, zone: str, query: Mapping[str, str], zoom: Any = 
         ends.append(data.decisions[-1]["time"])
     length_s = max([1.0, (max(ends) if over and ends else time.time()) - start])
     plain = Timeline(start, length_s, zone, query.get("axis") == "elapsed")
-    places = zoom or _range(query.get("zoom"))
+    places = zoom or address.pair(query.get("zoom"))
     if not places:
         return plain
     try:
         low, high = (plain.time(place) for place in places)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return plain
-    return replace(plain, zoom=(low, high))
+    return replace(plain, zoom=(low, high)) if 0 < high - low < math.inf else plain
 
 
 def _heads(context: Context, data: RunData, described: dict[str, Any]) -> dict[str, Any]:
     """What is renewed whole when it changes, by part."""
     notes = run_parts.note(described)
     if data.trouble:
-        notes.insert(0, components.notice("Metrics are missing", data.trouble, kind="error"))
+        notes.insert(0, components.notice("Something is missing", data.trouble, kind="error"))
     return {
         "state": components.state_badge(data.state),
         "actions": None
@@ -208,6 +212,7 @@ def _heads(context: Context, data: RunData, described: dict[str, Any]) -> dict[s
         "notes": notes,
         "figures": run_parts.figures(data, described),
         "output": run_parts.output(described),
+        "about": run_parts.about(data, described),
     }
 
 
@@ -332,29 +337,15 @@ def _register_decisions(app: Dash, context: Context) -> None:
         return True, f"Decision {number}", run_parts.decision(found[-1], view["zone"])
 
 
-def _decisions(data: RunData, zone: str) -> Component:
-    if data.decisions:
-        return run_parts.decisions(data, zone)
-    return html.Div(
-        [
-            components.notice(
-                "No decision was made yet",
-                "They begin some seconds after the training reports; see attach() in the README.",
-            ),
-            html.Div(run_parts.decisions(data, zone), style={"display": "none"}),
-        ]
-    )
-
-
 def _links(context: Context, data: RunData) -> list[Component]:
     if data.tracked is None:
         return []
-    address = context.mlflow_href(data.tracked.experiment_id, data.run_id)
-    if address is None:
+    href = context.mlflow_href(data.tracked.experiment_id, data.run_id)
+    if href is None:
         return []
     return [
-        dmc.Anchor("MLflow", href=address, target="_blank", size="sm"),
-        dmc.Anchor("Artifacts", href=f"{address}/artifacts", target="_blank", size="sm"),
+        dmc.Anchor("MLflow", href=href, target="_blank", size="sm"),
+        dmc.Anchor("Artifacts", href=f"{href}/artifacts", target="_blank", size="sm"),
     ]
 
 
@@ -372,22 +363,9 @@ def _gone(context: Context, run_id: str) -> Component:
                 "This run is gone",
                 f"MLflow has no run {run_id}, or it was deleted there. If it was, this brings it"
                 " back:",
-                f"mlflow runs restore --run-id {run_id}",
+                f"mlflow runs restore --run-id {shlex.quote(run_id)}",
                 kind="gone",
             ),
             dmc.Anchor("All runs", href=context.href("/runs")),
         ]
     )
-
-
-def _range(text: str | None) -> list[Any] | None:
-    """A zoom in the address; what somebody spoilt there is ignored."""
-    try:
-        value = json.loads(text) if text else None
-    except ValueError:
-        return None
-    return value if isinstance(value, list) and len(value) == 2 else None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None

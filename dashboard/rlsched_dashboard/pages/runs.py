@@ -10,8 +10,9 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, Patch, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.words import short
-from rlsched_dashboard import actions, components, live, tables
+from rlsched_dashboard import actions, address, components, live, tables
 from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.sources.tracking import TrackedRun, TrackingError
 
@@ -27,21 +28,25 @@ def layout(context: Context, view: View) -> Component:
     """The page."""
     runs = context.tracking.runs()
     if not runs:
-        return html.Div(
-            [
-                components.page_title("Runs"),
-                components.notice(
-                    "No runs yet",
-                    f"{context.tracking.uri} has no run of this scheduler. In a project's folder:",
-                    "mlflow run . --backend rlsched",
-                ),
-            ]
+        return live.again(
+            html.Div(
+                [
+                    components.page_title("Runs"),
+                    components.notice(
+                        "No runs yet",
+                        f"{redacted(context.tracking.uri)} has no run of this scheduler. In a"
+                        " project's folder:",
+                        "mlflow run . --backend rlsched",
+                    ),
+                ]
+            )
         )
     rows = [_row(context, run) for run in runs]
     revision = context.run_rows.take(rows)
     possible = _possible(runs)
     wanted = view.query.get("columns")
-    more = [name for name in USUAL if name in possible] if wanted is None else _list(wanted)
+    asked = USUAL if wanted is None else address.value(wanted, [])
+    more = [name for name in dict.fromkeys(map(str, asked)) if name in possible]
     return html.Div(
         [
             components.page_title("Runs", _saved_views()),
@@ -261,17 +266,17 @@ def _tools(
 def _grid(
     context: Context, view: View, rows: Sequence[dict[str, Any]], more: Sequence[str]
 ) -> Component:
-    order = {each["colId"]: each["sort"] for each in _json(view.query.get("sort"), [])}
+    order = _sorted(view.query.get("sort"))
     return tables.grid(
         GRID,
         _columns(view.zone, more, order or {"started_at": "desc"}),
         rows,
         "run_id",
         "All scheduled runs",
-        height="calc(100vh - 200px)",
+        height="calc(100vh - 225px)",
         selection=True,
         options={"quickFilterText": view.query.get("q", "")},
-        filterModel=_json(view.query.get("filter"), {}),
+        filterModel=_filtered(view.query.get("filter")),
     )
 
 
@@ -282,7 +287,7 @@ def _columns(zone: str, more: Iterable[str], order: dict[str, str]) -> list[tabl
         tables.text("policy", "Policy", width=100),
         tables.text("tuned", "Tuned", width=90),
         tables.when("started_at", "Submitted", zone),
-        tables.duration("lasted_s", "Waited and ran", width=140),
+        tables.duration("lasted_s", "Waited and ran", width=165),
         tables.number("loss", "Loss", width=100),
         *(_extra(name) for name in more),
         tables.number("gpus", "Devices", width=105),
@@ -297,7 +302,7 @@ def _columns(zone: str, more: Iterable[str], order: dict[str, str]) -> list[tabl
         tables.text("message", "Message", minWidth=200, flex=2, tooltipField="message"),
     ]
     for column in columns:
-        if (direction := order.get(column["field"])) is not None:
+        if (direction := order.get(column["field"])) in ("asc", "desc"):
             column["sort"] = direction
     return columns
 
@@ -307,7 +312,7 @@ def _extra(name: str) -> tables.Column:
     heading = key if kind == "metrics" else f"{key} (parameter)"
     # A field with a dot would be looked for inside another one.
     getter = {"valueGetter": {"function": f"params.data['{_field(name)}']"}, "colId": _field(name)}
-    made = tables.number(_field(name), heading, width=130, **getter)
+    made = tables.number(_field(name), heading, width=150, **getter)
     return made if kind == "metrics" else tables.text(_field(name), heading, width=130, **getter)
 
 
@@ -330,7 +335,7 @@ def _row(context: Context, run: TrackedRun) -> dict[str, Any]:
         "tuned": "yes" if tags.get("rlsched.tuned") == "true" else "no",
         "started_at": run.started_at,
         "lasted_s": lasted,
-        "attempts": int(tags.get("rlsched.attempts", 0)),
+        "attempts": run.attempts,
         "queue_s": ours["queue_seconds"],
         **{name: ours[name] for name in _METRICS if name != "queue_seconds"},
         "reason": tags.get("rlsched.exit_reason", ""),
@@ -356,14 +361,14 @@ def _possible(runs: Iterable[TrackedRun]) -> list[str]:
     return sorted(found)
 
 
-def _list(text: str) -> list[str]:
-    return [str(each) for each in _json(text, [])]
+def _sorted(text: str | None) -> dict[str, str]:
+    """How the address sorts, by column: ``asc`` or ``desc``."""
+    asked: list[Any] = address.value(text, [])
+    wishes = [each for each in asked if isinstance(each, dict)]
+    return {str(each.get("colId")): str(each.get("sort")) for each in wishes}
 
 
-def _json(text: str | None, otherwise: Any) -> Any:
-    """A part of the address; what somebody spoilt there is ignored."""
-    try:
-        value = json.loads(text) if text else otherwise
-    except ValueError:
-        return otherwise
-    return value if isinstance(value, type(otherwise)) else otherwise
+def _filtered(text: str | None) -> dict[str, Any]:
+    """How the address filters, by column."""
+    asked: dict[str, Any] = address.value(text, {})
+    return {name: model for name, model in asked.items() if isinstance(model, dict)}

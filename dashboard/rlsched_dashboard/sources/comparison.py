@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlsched_dashboard.context import Context
+from rlsched_dashboard.sources.histories import History, Numbers
 from rlsched_dashboard.sources.run import RunData, read_run
-from rlsched_dashboard.sources.tracking import History, Numbers, RunGone, TrackingError
+from rlsched_dashboard.sources.tracking import RunGone, TrackingError
 
 MOST = 10
 """Runs that can be told apart in one chart."""
@@ -118,6 +119,9 @@ def _held_by_metric(context: Context, data: RunData) -> list[tuple[float, float,
         history: History = context.tracking.history(data.run_id, "rlsched/gpus")
     except (TrackingError, RunGone):
         return []
+    if not len(history):
+        return []
+    devices = np.where(np.isfinite(history.values), history.values, 0.0).tolist()
     end = data.tracked.ended_at or time.time()
     edges = [*history.times.tolist(), max(end, float(history.times[-1]))]
-    return list(zip(edges, edges[1:], history.values.tolist(), strict=False))
+    return list(zip(edges, edges[1:], devices, strict=False))

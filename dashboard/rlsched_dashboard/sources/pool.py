@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,10 +172,12 @@ def _of_task(context: Context, task: Task, now: float) -> tuple[list[Hold], list
 
 def _of_mlflow(run: TrackedRun, now: float) -> Hold | None:
     """The hold of a run that only MLflow knows; None where it says nothing of devices."""
-    devices = run.metrics.get("rlsched/gpus")
-    if not devices:
+    devices, waited = (
+        run.metrics.get(f"rlsched/{name}", 0.0) for name in ("gpus", "queue_seconds")
+    )
+    if not devices or not math.isfinite(devices):
         return None
-    start = run.started_at + run.metrics.get("rlsched/queue_seconds", 0.0)
+    start = run.started_at + (waited if math.isfinite(waited) else 0.0)
     end = run.ended_at or (start if run.is_over else now)
     ended = run.tags.get("rlsched.exit_reason", run.status.lower()) if run.is_over else ""
     name = run.name or short(run.run_id)

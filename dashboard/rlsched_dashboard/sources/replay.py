@@ -19,8 +19,8 @@ from mlflow_rlsched.policy.reward import DISCOUNT, Terms, reward
 from mlflow_rlsched.store import Transition
 from mlflow_rlsched.store.interface import KEPT_TRANSITIONS
 from rlsched_dashboard.sources.critics import has_critics
+from rlsched_dashboard.sources.histories import Numbers
 from rlsched_dashboard.sources.scheduler import Scheduler
-from rlsched_dashboard.sources.tracking import Numbers
 
 PAGE = 1000
 JUDGED = 2000

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.store import Attempt, Task
 from rlsched_dashboard.context import Context
-from rlsched_dashboard.sources.tracking import History, TrackedRun, TrackingError
+from rlsched_dashboard.sources.histories import History
+from rlsched_dashboard.sources.tracking import RunDeleted, RunGone, TrackedRun, TrackingError
 
 Record = Mapping[str, Any]
 
@@ -86,16 +88,32 @@ def read_run(context: Context, run_id: str) -> RunData:
     tracked = None
     try:
         tracked = context.tracking.run(run_id)
+    except RunDeleted:
+        raise
+    except RunGone:
+        if task is None:
+            raise
+        trouble = (
+            f"{redacted(context.tracking.uri)} does not have this run: it was submitted to"
+            f" {redacted(task.spec.tracking_uri)}, see --tracking-uri."
+        )
     except TrackingError as error:
         if task is None:
             raise
         trouble = str(error)
     attempts = context.scheduler.attempts(run_id) if task else ()
     run_dir = Path(task.spec.run_dir) if task else None
+    decisions: Sequence[Record] = []
     try:
         decisions = context.decisions.of(run_id, run_dir)
     except TrackingError as error:
-        decisions, trouble = [], str(error)
+        trouble = str(error)
+    except RunGone:
+        if task is None:
+            raise
+    if spoilt := context.decisions.spoilt(run_id):
+        text = f"{spoilt} of this run's decisions are not as they were written, and are left out."
+        trouble = " ".join(filter(None, (trouble, text)))
     metrics = frozenset(tracked.metrics) if tracked else frozenset()
     return RunData(run_id, tracked, task, attempts, decisions, metrics, trouble)
 
@@ -107,6 +125,6 @@ def read_histories(context: Context, data: RunData, names: Iterable[str]) -> dic
         if name in data.metrics:
             try:
                 found[name] = context.tracking.history(data.run_id, name)
-            except TrackingError:
+            except (TrackingError, RunGone):
                 return found
     return found

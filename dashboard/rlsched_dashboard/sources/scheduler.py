@@ -17,9 +17,9 @@ from mlflow_rlsched.devices.interface import Device, Inventory
 from mlflow_rlsched.overview.devices import device_rows
 from mlflow_rlsched.overview.expected import expected_starts
 from mlflow_rlsched.overview.queue import queue_rows
-from mlflow_rlsched.overview.run import describe
+from mlflow_rlsched.overview.run import outline
 from mlflow_rlsched.sharing import SQLITE
-from mlflow_rlsched.store import Attempt, State, Store, Task, Transition, open_store
+from mlflow_rlsched.store import Attempt, State, Store, StoreGone, Task, Transition, open_store
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Scheduler:
         return self._fresh("cpu", read)
 
     def describe(self, task: Task) -> dict[str, Any]:
-        """All that is known of a run, as ``rlsched show --json`` tells it."""
+        """What is known of a run besides its decisions, as ``rlsched show --json`` tells it."""
         attempts = self.attempts(task.run_id)
         start = None
         if task.state is State.QUEUED:
@@ -122,7 +122,7 @@ class Scheduler:
                 lambda store: expected_starts(store, time.time(), self.url), {}
             )
             start = starts.get(task.run_id)
-        return describe(task, attempts, start)
+        return outline(task, attempts, start)
 
     def transitions(self, after: int, limit: int) -> list[tuple[int, Transition]]:
         """Transitions by their growing serial number: see ``Store.transitions``."""
@@ -152,7 +152,12 @@ class Scheduler:
                     return otherwise
                 self._store = open_store(self.url)
             store = self._store
-        return question(store)
+        try:
+            return question(store)
+        except StoreGone:
+            with self._lock:
+                self._store = None  # whoever asks next opens what is there then
+            raise
 
     def _opened(self) -> Inventory:
         self._inventory = self._inventory or open_inventory()

@@ -14,33 +14,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.registry import MODEL
+from mlflow_rlsched.words import short
+from rlsched_dashboard.sources.histories import EMPTY, History, newer, restored
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 T = TypeVar("T")
-Numbers = npt.NDArray[np.float64]
 
 SCHEDULED = "tags.`rlsched.state` != ''"
+UNFINISHED = " AND ".join(
+    f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED")
+)
 ARTIFACTS = "rlsched"
 FRESH_S = 1.0
 WHOLE_S = 60.0
 """How often all runs are read again: MLflow does not tell which were renamed or deleted."""
 
 RETRY_S = 5.0
-PAGE = 25_000
 RUNS_PAGE = 200
 """Runs asked for at once: MLflow takes a hundred times the memory of what it returns."""
 LEARNING_RUNS = 100
 """Runs of learning that are looked at, the newest."""
 
-LARGEST = 1.79e308
 KEPT_POINTS = 2_000_000
 """Points of histories that are kept in memory, 24 bytes each."""
 
@@ -51,6 +50,10 @@ class TrackingError(Exception):
 
 class RunGone(LookupError):
     """MLflow does not have such a run, or it was deleted there."""
+
+
+class RunDeleted(RunGone):
+    """The run was deleted in MLflow, and can be brought back there."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +91,11 @@ class TrackedRun:
         """Whether it is not expected to change any more."""
         return self.status not in ("SCHEDULED", "RUNNING")
 
-
-@dataclass(frozen=True)
-class History:
-    """All values of a metric, by the time at which they were logged.
-
-    Attributes:
-        times: Seconds since the epoch, ascending, shape (n,).
-        steps: Steps, shape (n,).
-        values: Values, NaN and infinities included, shape (n,).
-    """
-
-    times: Numbers
-    steps: Numbers
-    values: Numbers
-
-    def __len__(self) -> int:
-        return len(self.times)
-
-
-EMPTY = History(np.empty(0), np.empty(0), np.empty(0))
+    @property
+    def attempts(self) -> int | None:
+        """How often it was launched, as its tag has it; None where nobody wrote a number there."""
+        text = self.tags.get("rlsched.attempts", "")
+        return int(text[:9]) if text.isdecimal() else None
 
 
 class Tracking:
@@ -147,7 +135,7 @@ class Tracking:
                 # Takes seconds for thousands of runs, and is no reason to let anybody wait.
                 self._reading = True
                 threading.Thread(target=self._read_whole, daemon=True).start()
-            elif now - self._fresh_at > FRESH_S:
+            if now - self._fresh_at > FRESH_S:
                 self._renew()
                 self._fresh_at = now
             return sorted(self._runs.values(), key=lambda run: -run.started_at)
@@ -164,6 +152,7 @@ class Tracking:
     def _read_whole(self) -> None:
         """Read all runs."""
         try:
+            self._read_experiments()
             found = {run.run_id: run for run in self._search(SCHEDULED)}
         except TrackingError:
             if not self._reading:
@@ -211,6 +200,7 @@ class Tracking:
         """All that was logged of a metric so far; empty where nothing was.
 
         Raises:
+            RunGone: There is no such run.
             TrackingError: MLflow does not answer.
         """
         key = run_id, metric
@@ -220,7 +210,7 @@ class Tracking:
             if now > fresh_until:
                 run = self._runs.get(run_id)
                 over = run is not None and run.is_over
-                known = self._ask(lambda client: _newer(client, run_id, metric, known))
+                known = self._ask(lambda client: newer(client, run_id, metric, known), run_id)
                 fresh_until = now + (WHOLE_S if over else FRESH_S)
             self._histories[key] = known, fresh_until
             total = sum(len(each) for each, _ in self._histories.values())
@@ -233,29 +223,35 @@ class Tracking:
 
         Raises:
             RunGone: There is no such run, or it was deleted.
-            TrackingError: MLflow does not answer.
+            TrackingError: MLflow does not answer, or not the place of the run's artifacts.
         """
 
         def read(client: Any) -> list[dict[str, Any]]:
+            client.get_run(run_id)
             path = f"{ARTIFACTS}/{decision_log.NAME}"
-            if path not in (each.path for each in client.list_artifacts(run_id, ARTIFACTS)):
-                return []
-            with tempfile.TemporaryDirectory() as folder:
-                file = client.download_artifacts(run_id, path, folder)
-                return list(decision_log.read(Path(file).parent))
+            try:
+                if path not in (each.path for each in client.list_artifacts(run_id, ARTIFACTS)):
+                    return []
+                with tempfile.TemporaryDirectory() as folder:
+                    file = client.download_artifacts(run_id, path, folder)
+                    return list(decision_log.read(Path(file).parent))
+            except Exception as error:
+                # They are in a place of their own: of MLflow and of other runs it says nothing.
+                raise TrackingError(
+                    f"the artifacts of run {short(run_id)} cannot be read ({_first_line(error)})"
+                ) from error
 
         return self._ask(read, run_id)
 
     def _renew(self) -> None:
         """Read what has begun since, and what was not over."""
-        newest = max((run.started_at for run in self._runs.values()), default=0.0)
+        now = time.time()  # what claims to begin later says nothing of what has begun since
+        began = (run.started_at for run in self._runs.values() if run.started_at <= now)
+        newest = max(began, default=0.0)
         unfinished = {run.run_id for run in self._runs.values() if not run.is_over}
         found: dict[str, TrackedRun] = {}
-        for what in (
-            f"attributes.start_time > {int(newest * 1000)}",
-            "attributes.status = 'RUNNING'",
-            "attributes.status = 'SCHEDULED'",
-        ):
+        self._read_experiments()
+        for what in (f"attributes.start_time >= {int(newest * 1000)}", UNFINISHED):
             found |= {run.run_id: run for run in self._search(f"{SCHEDULED} AND {what}")}
         for run_id in unfinished - found.keys():
             try:
@@ -267,18 +263,22 @@ class Tracking:
     def _get(self, run_id: str) -> TrackedRun:
         run = self._ask(lambda client: client.get_run(run_id), run_id)
         if run.info.lifecycle_stage == "deleted":
-            raise RunGone(run_id)
+            raise RunDeleted(run_id)
         return self._tracked(run)
 
-    def _search(self, query: str) -> Iterable[TrackedRun]:
+    def _read_experiments(self) -> None:
         if not self._experiments and not self._exists():
-            return []
+            return
         self._experiments = self._ask(
             lambda client: {
                 each.experiment_id: each.name
                 for each in _pages(lambda token: client.search_experiments(page_token=token))
             }
         )
+
+    def _search(self, query: str) -> Iterable[TrackedRun]:
+        if not self._experiments:
+            return []
         found = self._ask(
             lambda client: _pages(
                 lambda token: client.search_runs(
@@ -299,39 +299,52 @@ class Tracking:
             run_id=info.run_id,
             experiment_id=info.experiment_id,
             experiment=self._experiments.get(info.experiment_id, info.experiment_id),
-            name=info.run_name or "",
+            name=(info.run_name or "").strip(),
             user=tags.get("mlflow.user", info.user_id or ""),
             status=info.status,
             started_at=(info.start_time or 0) / 1000,
             ended_at=info.end_time / 1000 if info.end_time else None,
             tags=tags,
             params=run.data.params,
-            metrics=run.data.metrics,
+            metrics={name: restored(value) for name, value in run.data.metrics.items()},
         )
 
-    def _ask(self, question: Callable[[Any], T], run_id: str = "") -> T:
+    def _ask(self, question: Callable[[Any], T], run_id: str | None = None) -> T:
+        """MLflow's answer; ``run_id`` is the run of which it is asked, if it is of one."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
+        if run_id is not None and not self._exists():
+            raise RunGone(run_id)
         if self._failure is not None and time.monotonic() < self._failure[0]:
             raise self._failure[1]
         try:
             if self._client is None:
                 self._client = MlflowClient(self.uri)
             answer = question(self._client)
+        except TrackingError:
+            raise
         except Exception as error:
             absent = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
-            if run_id and isinstance(error, MlflowException) and error.error_code in absent:
+            if (
+                run_id is not None
+                and isinstance(error, MlflowException)
+                and error.error_code in absent
+            ):
                 raise RunGone(run_id) from error
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             told = TrackingError(
-                f"{redacted(self.uri)} does not answer ({redacted(first)[:200]}). Start it, or"
+                f"{redacted(self.uri)} does not answer ({_first_line(error)}). Start it, or"
                 " start the dashboard with another --tracking-uri; this page tries again by itself."
             )
             self._failure = (time.monotonic() + RETRY_S, told)
             raise told from error
         self._failure = None
         return answer
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return redacted(lines[0])[:200]
 
 
 def _pages(ask: Callable[[str | None], Any]) -> list[Any]:
@@ -344,52 +357,3 @@ def _pages(ask: Callable[[str | None], Any]) -> list[Any]:
         token = page.token
         if not token:
             return items
-
-
-def _newer(client: Any, run_id: str, metric: str, known: History) -> History:
-    """What is known, and what came after it."""
-    # MlflowClient itself always reads a history from its beginning.
-    store = client._tracking_client.store
-    if hasattr(store, "ManagedSessionMaker"):
-        found = _rows(store, run_id, metric, known)
-    else:
-        found = _entities(store, run_id, metric, len(known))
-    if not found:
-        return known
-    new = np.array(found, dtype=float)
-    values = new[:, 2]
-    # This is how MLflow's databases keep infinities.
-    values = np.where(np.abs(values) >= LARGEST, np.copysign(np.inf, values), values)
-    return History(
-        np.concatenate([known.times, new[:, 0] / 1000]),
-        np.concatenate([known.steps, new[:, 1]]),
-        np.concatenate([known.values, values]),
-    )
-
-
-def _rows(store: Any, run_id: str, metric: str, known: History) -> list[tuple[float, ...]]:
-    """Points (ms, step, value) from a database: its rows are ten times as quick as entities."""
-    from mlflow.store.tracking.dbmodels.models import SqlMetric
-
-    last = round(known.times[-1] * 1000) if len(known) else 0
-    seen = int(np.count_nonzero(np.round(known.times * 1000) == last))
-    columns = (SqlMetric.timestamp, SqlMetric.step, SqlMetric.value, SqlMetric.is_nan)
-    with store.ManagedSessionMaker() as session:
-        query = session.query(*columns).filter_by(run_uuid=run_id, key=metric)
-        newer = query.filter(SqlMetric.timestamp >= last)
-        rows = newer.order_by(SqlMetric.timestamp, SqlMetric.step, SqlMetric.value).all()
-    return [(at, step, math.nan if is_nan else value) for at, step, value, is_nan in rows[seen:]]
-
-
-def _entities(store: Any, run_id: str, metric: str, offset: int) -> list[tuple[float, ...]]:
-    """Points (ms, step, value) from a server."""
-    from mlflow.utils.search_utils import SearchUtils
-
-    token = SearchUtils.create_page_token(offset) if offset else None
-    found: list[tuple[float, ...]] = []
-    while True:
-        page = store.get_metric_history(run_id, metric, max_results=PAGE, page_token=token)
-        found += [(each.timestamp, each.step, each.value) for each in page]
-        token = page.token
-        if not token:
-            return found

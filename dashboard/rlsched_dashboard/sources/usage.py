@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from rlsched_dashboard.sources.scheduler import Scheduler
 
 LOOKED_AT = 500
 """Tasks that are over, the newest, that are looked at."""
+
+LATE_S = 60.0
+"""How long after its end a run may still write a decision."""
 
 SECONDS_OF_AN_HOUR = 3600
 
@@ -51,6 +55,7 @@ class Meter:
         self._decisions = decisions
         self._lock = threading.Lock()
         self._over: dict[tuple[str, int], Sequence[Attempt]] = {}
+        self._saved: OrderedDict[tuple[str, int, float], float | None] = OrderedDict()
 
     def since(self, start: float, now: float) -> Usage:
         """Use from ``start`` until ``now``, seconds since the epoch."""
@@ -62,15 +67,29 @@ class Meter:
             held_s = sum(_held_s(attempt, start, now) for attempt in attempts)
             device_s += held_s
             costs += self._costs(task, attempts, start, now)
-            known = self._decisions.of_directory(task.run_id, Path(task.spec.run_dir))
-            if any(changed(record) for record in known):
-                saved.append(saved_s([each for each in known if each["time"] >= start]))
+            if (by_tuning := self._saved_s(task, start, now)) is not None:
+                saved.append(by_tuning)
         return Usage(
             device_s,
             sum(costs) if costs else None,
             sum(saved) if saved else None,
             len(saved),
         )
+
+    def _saved_s(self, task: Task, start: float, now: float) -> float | None:
+        """Device-seconds that tuning a run saved; None where it was not tuned."""
+        key = task.run_id, task.attempt, start
+        if key in self._saved:
+            return self._saved[key]
+        known = self._decisions.of_directory(task.run_id, Path(task.spec.run_dir))
+        saved = None
+        if any(changed(record) for record in known):
+            saved = saved_s([each for each in known if each["time"] >= start])
+        if task.state.final and now - (task.ended_at or now) > LATE_S:
+            self._saved[key] = saved
+            while len(self._saved) > 2 * LOOKED_AT:
+                self._saved.popitem(last=False)
+        return saved
 
     def _costs(
         self, task: Task, attempts: Sequence[Attempt], start: float, now: float
