@@ -42,13 +42,21 @@ class Served:
 
 
 @contextmanager
-def dashboard(env: Mapping[str, str], folder: Path, *options: str) -> Iterator[Served]:
+def dashboard(
+    env: Mapping[str, str], folder: Path, *options: str, port: int | None = None
+) -> Iterator[Served]:
     """``rlsched dashboard`` with these variables and options, until the block is left.
+
+    Args:
+        env: Variables.
+        folder: Where it is started, and its log is.
+        options: Options of the command.
+        port: Where it listens; by default where nobody else does.
 
     Raises:
         RuntimeError: It ended, or did not answer in time; the text is what it printed.
     """
-    port = free_port()
+    port = port or free_port()
     program = str(Path(sys.executable).with_name("rlsched"))
     url = f"http://127.0.0.1:{port}"
     log = folder / "dashboard.log"

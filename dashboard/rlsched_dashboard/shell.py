@@ -20,6 +20,11 @@ NAVIGATION = (
     ("/cluster", "Cluster", "server"),
 )
 
+AWAY = (
+    "The dashboard does not answer: what is shown may be old. It is asked again and again;"
+    " if that does not help, look at the terminal in which it was started."
+)
+
 
 def layout(context: Context) -> Component:
     """The frame."""
@@ -30,6 +35,7 @@ def layout(context: Context) -> Component:
             live.components(),
             actions.components(),
             dmc.NotificationContainer(id="notifications", position="bottom-right"),
+            html.Div(AWAY, id="away", className="away", role="alert", hidden=True),
             html.A("Skip to the content", href="#page", className="skip"),
             dmc.AppShell(
                 [

@@ -36,6 +36,22 @@ window.rlsched = window.rlsched || {};
     window.scrollTo(0, 0);
   };
 
+  // Charts that stand still look like runs that do. For an answer that never comes Dash would wait
+  // for ever, and a page cannot go on from what another process counted.
+  const ask = window.fetch;
+  let process = null;
+  window.fetch = async function (...question) {
+    const reply = await ask
+      .apply(this, question)
+      .catch(() => new Response("nobody answers", { status: 503 }));
+    const away = document.getElementById("away");
+    if (away) away.hidden = reply.ok;
+    const other = reply.ok && reply.headers.get("X-Rlsched-Process");
+    if (other && process && other !== process) window.location.reload();
+    process = other || process;
+    return reply;
+  };
+
   function save(name, type, text) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type }));
@@ -44,8 +60,11 @@ window.rlsched = window.rlsched || {};
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
+  // In charts, names are markup.
+  const plain = (text) => text.replaceAll("&lt;", "<").replaceAll("&amp;", "&");
+
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    const text = value === null || value === undefined ? "" : plain(String(value));
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
 
