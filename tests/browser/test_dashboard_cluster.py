@@ -118,6 +118,9 @@ def test_without_a_simulation_it_says_how_to_make_one(browser: Browser, lived: L
         opened(page, lived)
         expect(page.get_by_text("Nothing was simulated yet")).to_be_visible()
         expect(page.get_by_text("rlsched simulate --profiles")).to_be_visible()
+        text = page.get_by_text("What a scheduler would make of a workload").bounding_box()
+        assert text is not None
+        assert text["x"] + text["width"] < 400, "the command beside it does not push it out"
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 

@@ -163,8 +163,9 @@ def test_the_same_comparison_in_mlflow(
 def test_a_phone_has_the_charts_below_each_other(
     browser: Browser, lived: Lived, longer: str
 ) -> None:
+    named = made_in_mlflow(lived.world, "a-very-long-name-" * 12, {"loss": [1.0, 0.5]})
     with watched(browser, PHONE, "dark") as page:
-        opened(page, lived.url, lived.trained, longer)
+        opened(page, lived.url, lived.trained, longer, named)
         boxes = [box.bounding_box() for box in page.locator(PLOTS).all()]
         assert all(box and box["x"] < 60 and 280 < box["width"] < 400 for box in boxes)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -20,7 +20,7 @@ from rlsched_dashboard.context import Context, View
 from rlsched_dashboard.settings import Settings
 from rlsched_dashboard.sources.comparison import AXES
 from rlsched_dashboard.sources.decisions import Decisions
-from rlsched_dashboard.sources.pool import real_pool
+from rlsched_dashboard.sources.pool import ELSEWHERE, real_pool
 from rlsched_dashboard.sources.tracking import Tracking
 from tests.dashboard.records import decision
 from tests.world import make_tracking_database
@@ -200,6 +200,25 @@ def test_a_run_that_says_no_number_of_devices_held_none(
         runs[next(iter(ODD))],
         runs["nanoseconds"],
     }
+
+
+def test_devices_elsewhere_are_none_of_this_pools(
+    odd: tuple[Context, Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "2")
+    context, _ = odd
+    text = text_of(context_of(context.settings), "/cluster", window="all")
+    assert ELSEWHERE in text
+    figure = text[text.index('"children": "Devices", ') :]
+    assert figure[: figure.index("figure-value")].count('"children": "2"') == 1
+    assert '"name": "&lt;b>eve&lt;/b>"' in text, "a name is no markup"
+
+
+def test_a_point_that_stands_alone_is_drawn(odd: tuple[Context, Mapping[str, str]]) -> None:
+    context, runs = odd
+    for path, query in ((f"/runs/{runs['tags']}", {}), ("/compare", {"runs": runs["tags"]})):
+        text = text_of(context, path, **query, metrics="loss")
+        assert '"mode": "lines+markers"' in text
 
 
 def test_records_that_are_no_decisions_are_counted_and_left_out(tmp_path: Path) -> None:
