@@ -12,6 +12,7 @@ from mlflow_rlsched.cli import (
     doctor,
     explain,
     policy,
+    profile,
     requests,
     runs,
     show,
@@ -43,6 +44,7 @@ for command in (
     doctor.doctor,
     policy.policy,
     simulate.simulate,
+    profile.profile,
     dashboard.dashboard,
 ):
     main.add_command(command)
