@@ -52,6 +52,7 @@ bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.pool --real
 	$(BIN)/python -m benchmarks.real
+	$(BIN)/python -m benchmarks.replay
 
 gpu-check: $(INSTALLED) ## Run the digits project on a real GPU, where there is one
 	$(BIN)/python -m benchmarks.gpu_check

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from mlflow_rlsched.analysis.findings import Finding
+from mlflow_rlsched.analysis.markdown import cell, table
 from mlflow_rlsched.analysis.profile import Profile
 from mlflow_rlsched.analysis.timeline import WORDS
 from mlflow_rlsched.words import duration
@@ -69,31 +70,17 @@ def scaling_rows(found: Profile) -> Rows:
 
 def markdown(found: Profile, stands_out: Sequence[Finding], unknown: Sequence[str]) -> str:
     """A profile as Markdown."""
-    lines = [f"# Profile of {_cell(found.record.task.spec.label or found.record.task.run_id)}", ""]
-    lines += [f"- {name}: {_cell(value)}" for name, value in facts(found).items()]
-    lines += ["", "## Where its time went", "", *_table(PART_HEADINGS, part_rows(found))]
+    lines = [f"# Profile of {cell(found.record.task.spec.label or found.record.task.run_id)}", ""]
+    lines += [f"- {name}: {cell(value)}" for name, value in facts(found).items()]
+    lines += ["", "## Where its time went", "", *table(PART_HEADINGS, part_rows(found))]
     if rows := scaling_rows(found):
-        lines += ["", "## Scaling", "", *_table(SCALING_HEADINGS, rows)]
+        lines += ["", "## Scaling", "", *table(SCALING_HEADINGS, rows)]
     lines += ["", "## What stands out", ""]
     lines += [
-        f"- **{_cell(each.what)}**: {_cell(each.evidence)}"
-        + (f". Try: {_cell(each.setting)}" if each.setting else "")
+        f"- **{cell(each.what)}**: {cell(each.evidence)}"
+        + (f". Try: {cell(each.setting)}" if each.setting else "")
         for each in stands_out
     ] or ["Nothing."]
     if unknown:
         lines += ["", "## What is not known", "", *(f"- {sentence}" for sentence in unknown)]
     return "\n".join(lines) + "\n"
-
-
-def _table(headings: Sequence[str], rows: Rows) -> list[str]:
-    first = [heading.capitalize() for heading in headings]
-    return [
-        "| " + " | ".join(first) + " |",
-        "| --- |" + " ---: |" * (len(first) - 1),
-        *("| " + " | ".join(map(_cell, row)) + " |" for row in rows),
-    ]
-
-
-def _cell(text: str) -> str:
-    """Text that is not taken for Markdown's or HTML's own signs."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -13,6 +13,7 @@ from mlflow_rlsched.cli import (
     explain,
     policy,
     profile,
+    replay,
     requests,
     runs,
     show,
@@ -45,6 +46,7 @@ for command in (
     policy.policy,
     simulate.simulate,
     profile.profile,
+    replay.replay,
     dashboard.dashboard,
 ):
     main.add_command(command)

@@ -55,6 +55,19 @@ def play(runs: Runs, policies: Callable[[int], Policy], weights: Weights | None 
         policies: The policy of each run, by its place.
         weights: The reward's weights.
     """
+    return follow(runs, decisions(runs, policies, weights))
+
+
+def decisions(
+    runs: Runs, policies: Callable[[int], Policy], weights: Weights | None = None
+) -> Callable[[Measured], Settings]:
+    """The decisions on runs as ``follow`` asks for them.
+
+    Args:
+        runs: The runs, at their beginning.
+        policies: The policy of each run, by its place.
+        weights: The reward's weights.
+    """
     chosen = [policies(run) for run in range(len(runs.progress))]
     deciders = {
         run: Decider(runs.bounds.of(run), policy, weights)
@@ -72,7 +85,7 @@ def play(runs: Runs, policies: Callable[[int], Policy], weights: Weights | None 
                 settings.lr_scale[run] = setting.lr_scale
         return settings
 
-    return follow(runs, decide)
+    return decide
 
 
 def follow(runs: Runs, decide: Callable[[Measured], Settings]) -> Played:

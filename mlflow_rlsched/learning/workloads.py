@@ -21,7 +21,7 @@ from mlflow_rlsched.policy.history import History
 from mlflow_rlsched.policy.inputs import Array
 from mlflow_rlsched.policy.loss import signals
 from mlflow_rlsched.simulator.models import Floats, Throughput
-from mlflow_rlsched.simulator.parameters import HORIZON, Parameters, Ranges, along, nodes
+from mlflow_rlsched.simulator.parameters import HORIZON, Effects, Parameters, Ranges, along, nodes
 from mlflow_rlsched.simulator.run import Runs
 from mlflow_rlsched.simulator.windows import Flags
 
@@ -204,17 +204,22 @@ class Workload:
 
     def runs(self, count: int, seed: int = 0, ranges: Ranges | None = None) -> Runs:
         """Simulated runs, each like one of the recorded ones."""
-        return _FittedRuns(self.recorded, count, seed, ranges)
+        return FittedRuns(self.recorded, count, seed, ranges)
 
 
-class _FittedRuns(Runs):
+class FittedRuns(Runs):
     """Drawn like any others, then fitted."""
 
     def __init__(
-        self, known: Sequence[Recorded], count: int, seed: int, ranges: Ranges | None
+        self,
+        known: Sequence[Recorded],
+        count: int,
+        seed: int,
+        ranges: Ranges | None = None,
+        effects: Effects | None = None,
     ) -> None:
         self._known = known
-        super().__init__(count, seed, ranges=ranges)
+        super().__init__(count, seed, effects, ranges)
         self.renew(np.ones(count, bool))
 
     def renew(self, runs: Flags) -> None:

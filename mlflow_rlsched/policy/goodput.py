@@ -107,6 +107,14 @@ def assumed(timings: Timings) -> Array:
     return found
 
 
+def supposed(timings: Timings, random: np.random.Generator) -> Array:
+    """(R, 7) what might as well have been assumed, drawn: as unsure as the assumptions are."""
+    center = assumed(timings)
+    found: Array = center + _UNSURE * random.standard_normal(center.shape)
+    found[:, -1] = np.clip(found[:, -1], *_GAMMA)
+    return found
+
+
 def step_seconds(parameters: Array, gpus: Array, batch: Array, per_node: PerNode) -> Array:
     """Predicted step times.
 
@@ -158,7 +166,11 @@ def _log_seconds(
 
 
 def fit(
-    parameters: Array, timings: Timings, per_node: PerNode = np.inf, iterations: int = 4
+    parameters: Array,
+    timings: Timings,
+    per_node: PerNode = np.inf,
+    iterations: int = 4,
+    prior: Array | None = None,
 ) -> Array:
     """Improve the parameters: damped Gauss-Newton steps towards the likeliest ones.
 
@@ -171,11 +183,12 @@ def fit(
         timings: What was measured.
         per_node: Devices of a node, of all runs or (R, 1).
         iterations: Steps.
+        prior: (R, 7) what is assumed; ``assumed`` by default.
 
     Returns:
         (R, 7).
     """
-    prior, trust = assumed(timings), _UNSURE**-2
+    prior, trust = assumed(timings) if prior is None else prior, _UNSURE**-2
     measured, known = np.log(timings.seconds), timings.count > 0
     for _ in range(iterations):
         logs, slopes = _log_seconds(parameters, timings.gpus, timings.batch, per_node, slopes=True)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlflow_rlsched.analysis.recorded import Launch, RunRecord, Told
+from mlflow_rlsched.config import RunConfig
+from mlflow_rlsched.policy.action import Setting
+from mlflow_rlsched.policy.advice import Goodput
+from mlflow_rlsched.policy.baselines import Fixed
+from mlflow_rlsched.policy.decision import Decider
+from mlflow_rlsched.policy.interval import Interval
+from mlflow_rlsched.policy.limits import Limits
+from mlflow_rlsched.protocol import Report
 from mlflow_rlsched.store import Attempt, DeviceShare, State, Task
 from tests.task_specs import make_spec
 
@@ -81,3 +91,46 @@ def decision(
             name: {"value": state.get(name, 0.5), "missing": name not in state} for name in names
         },
     }
+
+
+def trained(
+    stages: Sequence[tuple[int, float]],
+    step_s: Callable[[int], float],
+    noise_scale: float = 1000.0,
+    **config: Any,
+) -> RunRecord:
+    """A run that trains at one batch size after the other, and ends.
+
+    Args:
+        stages: Batch sizes and how long it trained at each, seconds.
+        step_s: Time of a step at a batch size.
+        noise_scale: What its gradients tell, samples.
+        config: Of its configuration.
+    """
+    decider = Decider(Limits(batch_initial=stages[0][0], interval_s=5.0), Fixed())
+    decider.others = [Goodput()]
+    lines, decisions = told((5, 0), batch=float(stages[0][0])), []
+    now, samples, steps = 5.0, 0.0, 0.0
+    whole = sum(length * batch / step_s(batch) for batch, length in stages)
+    for batch, length in stages:
+        for _ in range(round(length / 5)):
+            reports = []
+            for _ in range(5):
+                now, steps = now + 1, steps + 1 / step_s(batch)
+                samples += batch / step_s(batch)
+                loss = 1 / (1 + samples / 1e5)
+                numbers = {"time": START + now, "step": steps, "samples": samples, "loss": loss}
+                numbers |= {"grad_sqr": 1.0, "grad_var": noise_scale, "progress": samples / whole}
+                reports.append(Report(numbers=numbers))
+                metrics = {"val_loss": loss}
+                lines.append(Told(START + now, steps, samples, float(batch), None, metrics))
+            can = frozenset({"batch_size", "learning_rate"})
+            interval = Interval(5.0, now, Setting(1, batch), reports=reports, can=can)
+            training = {"can": sorted(can), "batch_size": stages[0][0], "optimizer": "sgd"}
+            extra = {"attempt": 1, "time": START + now, "training": training}
+            decisions.append(json.loads(json.dumps(decider.decide(interval).to_json() | extra)))
+    record = run(
+        launch(1, 0, now + 2, lines), ended=now + 2, decisions=decisions, exit_reason="finished"
+    )
+    spec = make_spec("run", config=RunConfig.model_validate(config).model_dump(mode="json"))
+    return replace(record, task=replace(record.task, spec=spec))
