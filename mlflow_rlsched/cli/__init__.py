@@ -14,6 +14,7 @@ from mlflow_rlsched.cli import (
     policy,
     profile,
     replay,
+    report,
     requests,
     runs,
     show,
@@ -47,6 +48,7 @@ for command in (
     simulate.simulate,
     profile.profile,
     replay.replay,
+    report.report,
     dashboard.dashboard,
 ):
     main.add_command(command)

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlflow_rlsched import decision_log
+from mlflow_rlsched.analysis.savings import saving
 from mlflow_rlsched.store import DeviceShare, Ending, State, Store, open_store
 from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.scheduler import Scheduler
@@ -49,10 +51,14 @@ def ran(
         store.release(name, 1)
 
 
-def decided(time: float, progress: float, after: int) -> dict[str, object]:
+def decided(time: float, progress: float, before: int, after: int) -> dict[str, Any]:
     made = decision(time=time)
     made["terms"] = made["terms"] | {"progress": progress}
-    return made | {"setting": made["before"] | {"batch_size": after}}
+    changes = {
+        key: made["before"] | {"batch_size": size}
+        for key, size in (("before", before), ("setting", after))
+    }
+    return made | changes
 
 
 def measured(url: str) -> Usage:
@@ -80,14 +86,20 @@ def test_devices_with_a_price_cost(
     assert measured(url).cost == pytest.approx(1.5)
 
 
-def test_what_tuning_saved_is_progress_against_time(store: Store, url: str, tmp_path: Path) -> None:
+def test_what_tuning_saved_is_what_a_report_says(store: Store, url: str, tmp_path: Path) -> None:
     ran(store, "tuned", tmp_path, MIDNIGHT, MIDNIGHT + 60)
     ran(store, "left-alone", tmp_path, MIDNIGHT + 60, MIDNIGHT + 120)
-    decision_log.append(tmp_path / "tuned", decided(MIDNIGHT + 10, 0.05, 16))
-    decision_log.append(tmp_path / "tuned", decided(MIDNIGHT + 20, 0.002, 16))
-    decision_log.append(tmp_path / "left-alone", decided(MIDNIGHT + 70, 0.05, 8))
+    records = [decided(MIDNIGHT + 10 * n, 0.05, 8, 8) for n in (1, 2)]
+    records.append(decided(MIDNIGHT + 30, 0.05, 8, 16))
+    records.append(decided(MIDNIGHT + 40, 0.15, 16, 16))
+    for record in records:
+        decision_log.append(tmp_path / "tuned", record)
+    decision_log.append(tmp_path / "left-alone", decided(MIDNIGHT + 70, 0.05, 8, 8))
     usage = measured(url)
-    assert usage.saved_s == pytest.approx((50 - 10) + (2 - 10))
+    known = saving(records)
+    assert known is not None
+    assert usage.saved_s == known.device_s
+    assert known.device_s.value == pytest.approx(30 - 10)
     assert usage.tuned == 1
 
 
@@ -97,7 +109,9 @@ def test_decisions_of_runs_that_are_over_are_read_once(
     monkeypatch.setattr("rlsched_dashboard.sources.decisions.KEPT_RUNS", 1)
     for number in range(3):
         ran(store, f"run-{number}", tmp_path, MIDNIGHT, MIDNIGHT + 60)
-        decision_log.append(tmp_path / f"run-{number}", decided(MIDNIGHT + 10, 0.05, 16))
+        for n, (before, after) in enumerate(((8, 8), (8, 8), (8, 16), (16, 16))):
+            record = decided(MIDNIGHT + 10 * n, 0.05, before, after)
+            decision_log.append(tmp_path / f"run-{number}", record)
     meter = Meter(Scheduler(url), Decisions(Tracking("sqlite:////nowhere.db")))
     first = meter.since(MIDNIGHT, MIDNIGHT + 7200)
     for number in range(3):

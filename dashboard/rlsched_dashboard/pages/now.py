@@ -174,12 +174,13 @@ def _figures(
             ),
             components.figure(
                 "Saved against fixed",
-                formats.MISSING if usage.saved_s is None else formats.hours(usage.saved_s),
-                "no run was tuned today"
+                formats.MISSING if usage.saved_s is None else formats.hours(usage.saved_s.value),
+                "no tuned run of today tells it"
                 if usage.saved_s is None
-                else f"estimate from useful progress; tuned runs: {usage.tuned}",
-                title="Device time: useful progress times the run's expected length at its first"
-                " setting, less the time taken",
+                else f"estimate, {formats.hours(usage.saved_s.low)} to"
+                f" {formats.hours(usage.saved_s.high)}; tuned runs: {usage.tuned}",
+                title="Device time: what was done after the first change, at the speed of the first"
+                " setting, less the time taken; 95 % interval. `rlsched report` tells more",
             ),
         ]
     )
