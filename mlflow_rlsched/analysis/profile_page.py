@@ -5,6 +5,7 @@ Needs Plotly (``pip install 'mlflow-rlsched[analysis]'``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -18,6 +19,8 @@ from mlflow_rlsched.analysis import profile_text as text
 from mlflow_rlsched.analysis.findings import Finding
 from mlflow_rlsched.analysis.profile import Profile
 from mlflow_rlsched.analysis.timeline import WORDS
+
+_CODE = re.compile(r"`([^`]*)`")
 
 MOST_POINTS = 2000
 """Points of a line; of more, every so many-th is drawn."""
@@ -53,12 +56,11 @@ def page(found: Profile, stands_out: Sequence[Finding], unknown: Sequence[str]) 
         _table(["", ""], [[key, value] for key, value in text.facts(found).items()], numbers=False),
         "<h2>What stands out</h2>",
         _list([_finding(each) for each in stands_out] or ["Nothing."]),
-        "<h2>Where its time went</h2>",
         _table(text.PART_HEADINGS, text.part_rows(found)),
         *(_picture(each) for each in pictures if each is not None),
     ]
     if unknown:
-        body += ["<h2>What is not known</h2>", _list([escape(each) for each in unknown])]
+        body += ["<h2>What is not known</h2>", _list([_words(each) for each in unknown])]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>'
         f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>"
@@ -78,12 +80,12 @@ def _parts(found: Profile) -> go.Figure | None:
                 marker_color=COLOURS[part],
                 hovertemplate="%{x:.1f} s",
             )
-    figure.update_layout(height=220, xaxis_title="seconds", yaxis_visible=False)
+    figure.update_layout(height=260, xaxis_title="seconds", yaxis_visible=False)
     return figure if figure.data else None
 
 
 def _times(found: Profile) -> go.Figure | None:
-    figure = go.Figure(layout={"barmode": "overlay", "title": "Over time"})
+    figure = go.Figure(layout={"barmode": "overlay", "title": "Over time, UTC"})
     shown: set[str] = set()
     for (part, attempt), group in groupby(found.stretches, lambda each: (each.part, each.attempt)):
         members = list(group)
@@ -100,12 +102,12 @@ def _times(found: Profile) -> go.Figure | None:
             hovertemplate=f"{end - start:.1f} s",
         )
         shown.add(part)
-    figure.update_layout(xaxis_type="date", height=200 + 30 * len(found.record.launches))
+    figure.update_layout(xaxis_type="date", height=240 + 30 * len(found.record.launches))
     return figure if shown else None
 
 
 def _speed(found: Profile) -> go.Figure | None:
-    figure = go.Figure(layout={"title": "Speed and batch size"})
+    figure = go.Figure(layout={"title": "Speed and batch size, UTC"})
     for launch in found.record.launches:
         told = launch.told[:: len(launch.told) // MOST_POINTS + 1]
         points = [
@@ -113,7 +115,7 @@ def _speed(found: Profile) -> go.Figure | None:
             for before, after in pairwise(told)
             if before.samples is not None
             and after.samples is not None
-            and after.samples >= before.samples
+            and after.samples > before.samples
             and after.time > before.time
         ]
         name = f"attempt {launch.attempt.number}"
@@ -125,15 +127,15 @@ def _speed(found: Profile) -> go.Figure | None:
             times, sizes = zip(*batches, strict=True)
             line = {"shape": "hv", "dash": "dot"}
             figure.add_scatter(x=times, y=sizes, name=f"batch, {name}", yaxis="y2", line=line)
+    right = {"title": "batch size", "overlaying": "y", "side": "right", "showgrid": False}
     figure.update_layout(
-        yaxis_title="samples/s",
-        yaxis2={"title": "batch size", "overlaying": "y", "side": "right", "showgrid": False},
+        yaxis={"title": "samples/s", "rangemode": "tozero"}, yaxis2=right | {"rangemode": "tozero"}
     )
     return figure if figure.data else None
 
 
 def _devices(found: Profile) -> go.Figure | None:
-    figure = go.Figure(layout={"title": "Devices, at each decision"})
+    figure = go.Figure(layout={"title": "Devices, at each decision, UTC"})
     names = {"gpu_utilisation": "utilisation", "memory_used": "memory", "power": "power"}
     for field, name in names.items():
         points = [
@@ -162,7 +164,11 @@ def _scaling(found: Profile) -> go.Figure | None:
 
 
 def _picture(figure: go.Figure) -> str:
-    figure.update_layout(template="plotly_white", margin={"l": 70, "r": 70, "t": 50, "b": 50})
+    figure.update_layout(
+        template="plotly_white",
+        margin={"l": 70, "r": 70, "t": 50, "b": 50},
+        legend={"orientation": "h", "yref": "container", "y": 0},
+    )
     return str(
         figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     )
@@ -173,8 +179,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _finding(each: Finding) -> str:
-    setting = f" <i>Try:</i> {escape(each.setting)}" if each.setting else ""
-    return f"<b>{escape(each.what)}</b>: {escape(each.evidence)}.{setting}"
+    setting = f" <i>Try:</i> {_words(each.setting)}" if each.setting else ""
+    return f"<b>{_words(each.what)}</b>: {_words(each.evidence)}.{setting}"
+
+
+def _words(sentence: str) -> str:
+    """A sentence, with what stands in backticks as code."""
+    return _CODE.sub(r"<code>\1</code>", escape(sentence))
 
 
 def _list(items: Sequence[str]) -> str:
