@@ -1,21 +1,31 @@
-"""Runs projects/digits on a real GPU, where there is one, and says what it saw there."""
+"""Runs projects/digits on a real GPU, where there is one, and says what it saw there.
+
+Then batches are copied to it beside what it computes: whether they arrive as they are, and in less
+time.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from benchmarks.host import PROJECTS, Host, host
+from mlflow_rlsched import ElasticDataLoader
 from mlflow_rlsched.devices.interface import Device
 from mlflow_rlsched.devices.locks import lock_dir
 from mlflow_rlsched.devices.nvidia import NvidiaInventory, NvmlUnavailable
+from mlflow_rlsched.training import Session
+from mlflow_rlsched.training.prefetch import PrefetchLoader
 
 EPOCHS = 1500  # long enough for some samples of the device
 BACKEND = ("--backend", "rlsched", "--backend-config", '{"queue_timeout_s": 120}')
@@ -94,6 +104,33 @@ def _readings(client: MlflowClient, run: Run, device: Device) -> list[Finding]:
     return findings
 
 
+def prefetching() -> Finding:
+    """Batches of 64 MB, each copied before it is used, and beside what is computed before."""
+    device = torch.device("cuda")
+    data = torch.randn(512, 2**18)
+    square = torch.randn(8192, 8192, device=device)
+
+    def batches() -> ElasticDataLoader:
+        session = Session(None, 64, None)
+        return ElasticDataLoader(range(len(data)), session, collate_fn=lambda rows: data[rows])
+
+    def epoch(loader: Iterable[Any]) -> tuple[float, torch.Tensor]:
+        torch.cuda.synchronize()
+        started, sums = time.perf_counter(), []
+        for batch in loader:
+            there = batch.to(device)
+            sums.append(there.double().sum() + 0 * (square @ square).sum())
+        found = torch.stack(sums).cpu()  # waits for all
+        return time.perf_counter() - started, found
+
+    epoch(batches())  # makes the kernels and the buffers
+    plain_s, plain = epoch(batches())
+    epoch(PrefetchLoader(batches(), device))
+    ahead_s, ahead = epoch(PrefetchLoader(batches(), device))
+    text = f"batches that are copied ahead take {ahead_s / plain_s:.2f} of the time of others"
+    return Finding(text, bool(torch.equal(plain, ahead)) and ahead_s < plain_s)
+
+
 def main() -> int:
     """Check, print the findings, and return the exit code."""
     try:
@@ -109,7 +146,7 @@ def main() -> int:
         # The host's own locks: other tasks may hold some of its devices.
         place = replace(place, env={**place.env, "RLSCHED_LOCK_DIR": str(lock_dir())})
         try:
-            findings = check(place, devices, EPOCHS)
+            findings = [*check(place, devices, EPOCHS), prefetching()]
         except RuntimeError as error:
             print(error)
             return 1

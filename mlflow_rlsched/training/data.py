@@ -39,16 +39,21 @@ class ElasticDataLoader:
         shuffle: Whether each epoch has an order of its own, made from ``seed`` and its number.
         seed: The same on all ranks.
         drop_last: Whether to leave out a last batch that is not full.
+        micro_batches: Parts in which each batch comes, for a training that adds up the gradients of
+            so many before a step.
         epochs: Epochs of the whole training, so that the session reports its progress.
         options: Of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn`` and so on.
             Workers live on from epoch to epoch unless ``persistent_workers=False`` is given.
 
     Attributes:
-        last_batch: Samples of the last batch over all ranks.
+        dataset: As it was given.
+        drop_last: As it was given.
+        last_batch: Samples of the last batch over all ranks, with all its parts.
 
     Raises:
         TypeError: The dataset has no length, or an option is one that the loader sets itself.
-        ValueError: The session has no batch size, or there are more ranks than samples.
+        ValueError: The session has no batch size, or there are fewer samples than parts of a batch
+            over all ranks.
     """
 
     def __init__(
@@ -59,7 +64,8 @@ class ElasticDataLoader:
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        epochs: int | None = None,
+        micro_batches: int = 1,
+        epochs: float | None = None,
         **options: Any,
     ) -> None:
         import torch
@@ -77,17 +83,18 @@ class ElasticDataLoader:
             raise TypeError(
                 f"ElasticDataLoader needs a dataset with a length, got {type(dataset).__name__}"
             )
-        if len(dataset) < distributed.world_size():
+        if len(dataset) < distributed.world_size() * micro_batches:
             raise ValueError(f"{len(dataset)} samples are too few for each rank to get one")
+        self.dataset, self.drop_last = dataset, drop_last
         self.last_batch = 0
-        self._place = _Place(session.knobs, len(dataset), shuffle, seed, drop_last)
+        self._place = _Place(session.knobs, len(dataset), shuffle, seed, drop_last, micro_batches)
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         options.setdefault("generator", torch.Generator().manual_seed(seed))
         self._loader = DataLoader(dataset, batch_sampler=self._place, **options)
         session.describe(
             dataset_size=len(dataset),
             drop_last=drop_last,
-            total_samples=None if epochs is None else epochs * len(dataset),
+            total_samples=None if epochs is None else round(epochs * len(dataset)),
         )
 
     @property
@@ -101,8 +108,8 @@ class ElasticDataLoader:
         return self._place.size
 
     def __len__(self) -> int:
-        """Batches that are left of the epoch at the present batch size."""
-        return self._place.batches_left()
+        """Batches (each of their parts) that are left of the epoch at the present batch size."""
+        return self._place.batches_left() * self._place.micro
 
     def __iter__(self) -> Iterator[Any]:
         """The batches that are left of the epoch.
@@ -119,14 +126,19 @@ class ElasticDataLoader:
             )
         while len(self):
             asked = place.asked()
-            for batch in self._loader:
-                self.last_batch = place.next_size(place.position, asked)
-                place.position += self.last_batch
-                yield batch
-                if place.asked() != asked:
+            for index, part in enumerate(self._loader, 1):
+                if (index - 1) % place.micro == 0:
+                    self.last_batch = place.next_size(place.position, asked)
+                    place.position += self.last_batch
+                yield part
+                if index % place.micro == 0 and place.asked() != asked:
                     break
-        place.epoch += 1
-        place.position = 0
+        self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Begin the next epoch with the next loop, whatever is left of this one."""
+        self._place.epoch += 1
+        self._place.position = 0
 
     def state_dict(self) -> dict[str, int]:
         """The place in the data, to be saved with the model; for the whole job, not one rank."""
@@ -163,11 +175,14 @@ class _Place:
         position: Samples of this epoch that were handed out, over all ranks.
         size: Samples of an epoch.
         seed: Of the orders of all epochs.
+        micro: Parts of each batch of a rank.
     """
 
-    def __init__(self, knobs: Knobs, size: int, shuffle: bool, seed: int, drop_last: bool) -> None:
+    def __init__(
+        self, knobs: Knobs, size: int, shuffle: bool, seed: int, drop_last: bool, micro: int
+    ) -> None:
         self.epoch = self.position = 0
-        self.size, self.seed = size, seed
+        self.size, self.seed, self.micro = size, seed, micro
         self._knobs, self._shuffle, self._drop_last = knobs, shuffle, drop_last
         self._order: Any = None  # a tensor of indices
 
@@ -183,14 +198,14 @@ class _Place:
 
     def asked(self) -> int:
         """Wanted samples of a batch over all ranks."""
-        return max(self._knobs.batch_size or 1, distributed.world_size())
+        return max(self._knobs.batch_size or 1, self._parts())
 
     def next_size(self, position: int, asked: int) -> int:
         """Samples of the batch at ``position``, over all ranks; 0 at the end of the epoch."""
         left = self.size - position
         if left < asked:
             # What a job of fewer ranks left over may be too little for each rank of this one.
-            return 0 if self._drop_last or left < distributed.world_size() else left
+            return 0 if self._drop_last or left < self._parts() else left
         return left if not self._drop_last and left - asked < self._least(asked) else asked
 
     def batches_left(self) -> int:
@@ -203,13 +218,19 @@ class _Place:
 
     def _least(self, asked: int) -> int:
         """Samples below which a last batch is added to the one before."""
-        ranks = distributed.world_size()
-        return 2 * ranks if asked >= 2 * ranks else ranks
+        parts = self._parts()
+        return 2 * parts if asked >= 2 * parts else parts
+
+    def _parts(self) -> int:
+        """In how many parts a batch is split over all ranks."""
+        return distributed.world_size() * self.micro
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's samples of each batch that follows, whatever happens to the knob."""
         position, asked = self.position, self.asked()
         rank, ranks = distributed.rank(), distributed.world_size()
         while size := self.next_size(position, asked):
-            yield self._order[position : position + size][rank::ranks].tolist()
+            batch = self._order[position : position + size]
+            for part in range(self.micro):
+                yield batch[rank + part * ranks :: self._parts()].tolist()
             position += size

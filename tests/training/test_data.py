@@ -124,6 +124,29 @@ def test_a_state_saved_with_the_last_batch_leaves_nothing_of_the_epoch() -> None
     assert len(list(resumed)) == 2
 
 
+def test_a_batch_in_parts_changes_its_size_between_two_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks that add up the gradients of three parts."""
+    seen: list[int] = []
+    for rank in (0, 1):
+        ranks(monkeypatch, rank, 2)
+        session = unattached(24)
+        loader = loader_of(132, session, micro_batches=3)
+        assert len(loader) == 18
+        sizes, steps = [], []
+        for part in loader:
+            seen += part.tolist()
+            sizes.append(len(part))
+            if len(sizes) == 4:
+                session.knobs.batch_size = 48
+            if len(sizes) % 3 == 0:
+                steps.append(loader.last_batch)
+        assert sizes[:9] == [4] * 6 + [8] * 3
+        assert steps == [24, 24, 48, 36]
+    assert sorted(seen) == list(range(132))
+
+
 @settings(max_examples=50)
 @given(data=st.data())
 def test_whatever_happens_to_the_knob_each_sample_comes_once(data: st.DataObject) -> None:
