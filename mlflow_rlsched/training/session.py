@@ -153,7 +153,12 @@ class Session:
             self._report(now, None)
 
     def describe(
-        self, *, dataset_size: int, drop_last: bool, total_samples: int | None = None
+        self,
+        *,
+        dataset_size: int,
+        drop_last: bool,
+        total_samples: int | None = None,
+        optimizer: Any = None,
     ) -> None:
         """Say what the training reads; ``ElasticDataLoader`` does it by itself.
 
@@ -162,8 +167,11 @@ class Session:
             drop_last: Whether a last batch that is not full is left out.
             total_samples: Samples of the whole training: from then on every report has the
                 ``progress``.
+            optimizer: One that ``apply`` cannot have, as it is not torch's.
         """
         self._told.fields({"dataset_size": dataset_size, "drop_last": int(drop_last)})
+        if optimizer is not None:
+            self._told.fields({"optimizer": family(optimizer)})
         self._total_samples = total_samples
 
     def apply(self, optimizer: Any) -> None:
