@@ -37,6 +37,10 @@ from mlflow_rlsched.simulator.run import Speed
 LONGEST = 50.0
 """Running time to which simulated runs are followed, over that of the run."""
 
+WIDER = 2.0
+"""How unsure the assumptions on step times are here, over what policies take them for: from steps
+that hardly depend on the batch to those that take as long as they have samples."""
+
 _ITERATIONS = 40
 
 _QUIET = Effects(
@@ -129,7 +133,7 @@ class Model:
         columns = ("gpus", "batch", "seconds", "count", "settings")
         many = goodput.Timings(*(np.repeat(getattr(self.timings, c), count, 0) for c in columns))
         many.seconds *= np.exp(goodput.NOISE * random.standard_normal(many.seconds.shape))
-        prior = goodput.supposed(many, random)
+        prior = goodput.supposed(many, random, WIDER)
         return goodput.fit(prior, many, iterations=_ITERATIONS, prior=prior)
 
     def runs(self, draws: Floats, seed: int = 0) -> PlannedRuns:

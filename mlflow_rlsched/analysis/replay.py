@@ -205,10 +205,14 @@ def _outcome(
         return ask(seen)
 
     played = follow(runs, decide)
-    batch = float(np.median(ways[-1][2].batch))
-    gpus = float(np.median(ways[-1][2].gpus))
-    outcome = Outcome(policy.name, policy.version, batch=batch, gpus=gpus)
+    last = ways[-1][2]
+    outcome = Outcome(
+        *(policy.name, policy.version),
+        batch=float(np.median(last.batch)),
+        gpus=float(np.median(last.gpus)),
+    )
     apart_s = model.start_s + model.ending_s
+    gpus, batch = (float(np.quantile(each, ENDS[-1])) for each in (last.gpus, last.batch))
     held, size = (np.full((len(draws), 1), each) for each in (gpus, batch))
     steps = Range.of(goodput.step_seconds(draws, held, size, math.inf)[:, 0])
     if steps.high > TOO_WIDE * steps.low:
@@ -226,7 +230,7 @@ def _refused(model: Model, steps: Range, batch: float, gpus: float) -> str:
     told = ", ".join(f"{held} x {size:g}" for held, size in seen[:4])
     more = f" and {len(seen) - 4} more" if len(seen) > 4 else ""
     return (
-        f"the fit is too thin: it would go to {gpus:.0f} x {batch:.0f} (devices x batch), where a"
+        f"the fit is too thin: it may go to {gpus:.0f} x {batch:.0f} (devices x batch), where a"
         f" step may take {steps.low:.3g} to {steps.high:.3g} s for all that is known; measured were"
         f" {told}{more} alone. A run that is somewhere near tells more"
     )

@@ -107,10 +107,16 @@ def assumed(timings: Timings) -> Array:
     return found
 
 
-def supposed(timings: Timings, random: np.random.Generator) -> Array:
-    """(R, 7) what might as well have been assumed, drawn: as unsure as the assumptions are."""
+def supposed(timings: Timings, random: np.random.Generator, wider: float = 1.0) -> Array:
+    """(R, 7) what might as well have been assumed, drawn.
+
+    Args:
+        timings: What was measured.
+        random: Draws it.
+        wider: How unsure that is, over how unsure the assumptions are taken to be.
+    """
     center = assumed(timings)
-    found: Array = center + _UNSURE * random.standard_normal(center.shape)
+    found: Array = center + wider * _UNSURE * random.standard_normal(center.shape)
     found[:, -1] = np.clip(found[:, -1], *_GAMMA)
     return found
 
