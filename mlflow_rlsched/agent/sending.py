@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlflow_rlsched import decision_log, effective
 from mlflow_rlsched.agent.artifacts import upload
 from mlflow_rlsched.agent.outbox import Message
 from mlflow_rlsched.credentials import redacted
@@ -84,7 +86,7 @@ def _log(client: Any, task: Task, metrics: list[Any], tags: Mapping[str, str]) -
 
 def _send_final(client: Any, task: Task, body: Mapping[str, Any]) -> list[Message]:
     """Tell how a run ended, before all that may fail for reasons of its own."""
-    _log(client, task, [], body["tags"])
+    _log(client, task, [], body["tags"] | _effective(task))
     client.set_terminated(task.run_id, body["status"], body["end_time_ms"])
     later = []
     try:
@@ -95,6 +97,19 @@ def _send_final(client: Any, task: Task, body: Mapping[str, Any]) -> list[Messag
     if body["attempt"] is not None:
         _end_retries(client, task, body["attempt"], body["status"])
     return later
+
+
+def _effective(task: Task) -> dict[str, str]:
+    """The tag that says what a run trained with, where that is not what was asked for."""
+    config, asked = task.spec.config, task.spec.recorded_params
+    names = [config.get(key, {}).get("param") for key in ("batch_size", "learning_rate")]
+    try:
+        records = decision_log.read(Path(task.spec.run_dir))
+        found = effective.effective(records, asked, *names)
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
+        _logger.warning("run %s: its decisions cannot be summed up: %r", task.run_id, error)
+        return {}
+    return {effective.TAG: json.dumps(found)} if found else {}
 
 
 def _upload(client: Any, task: Task) -> None:

@@ -55,6 +55,7 @@ class Desk:
             experiment_id=experiment,
             tracking_uri="http://127.0.0.1:9",
             run_dir=str(run_dir),
+            config={"batch_size": {"param": "batch_size"}, "learning_rate": {"param": "lr"}},
         )
         self.world.store.submit(spec, 0, time.time())
         self.world.store.end_queued(run_id, Ending(State.FINISHED, "finished", ""), time.time())

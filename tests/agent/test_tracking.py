@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from mlflow.entities import Metric
 
+from mlflow_rlsched import decision_log
 from mlflow_rlsched.agent import tracking
 from mlflow_rlsched.agent.outbox import Message, Outbox
 from mlflow_rlsched.agent.sending import first_call
@@ -66,6 +69,26 @@ def test_the_nested_runs_of_attempts_end_with_them(desk: Desk) -> None:
     assert statuses() == ["FAILED", "FINISHED", "RUNNING"]
     assert desk.world.run_of(parent).info.status == "FINISHED"
     assert desk.tracker.gone == set()
+
+
+def test_a_tuned_run_tells_what_it_trained_with(desk: Desk) -> None:
+    tuned, damaged = desk.run(), desk.run()
+    before = {"gpus": 1, "batch_size": 64, "lr_factor": 1.0, "lr_scale": 1.0}
+    after = before | {"batch_size": 32, "lr_scale": 0.5}
+    first = {"number": 1, "elapsed_s": 4.0, "before": before, "setting": after, "ended": False}
+    last = {"number": 2, "elapsed_s": 8.0, "before": after, "setting": after, "ended": True}
+    folders = {run_id: desk.world.home / "runs" / run_id for run_id in (tuned, damaged)}
+    decision_log.append(folders[tuned], first)
+    decision_log.append(folders[tuned], last)
+    decision_log.append(folders[damaged], {"number": 1})
+    for run_id in folders:
+        desk.tracker.put(run_id, "final", FINAL)
+    desk.tracker.start()
+    for run_id in folders:
+        wait_for(partial(desk.tracked, run_id))
+    told = json.loads(desk.world.run_of(tuned).data.tags["rlsched.effective"])
+    assert told == {"batch_size": 45, "lr": pytest.approx(0.1 * 0.5**0.5)}
+    assert "rlsched.effective" not in desk.world.run_of(damaged).data.tags
 
 
 def test_artifacts_that_cannot_be_uploaded_come_later(desk: Desk) -> None:

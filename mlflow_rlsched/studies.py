@@ -1,0 +1,131 @@
+"""Optuna's studies: where they are kept, and the best that one of them found."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_rlsched.credentials import redacted
+from mlflow_rlsched.daemon import home
+from mlflow_rlsched.sharing import SQLITE
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+
+JOURNAL = "journal:///"
+REFERENCE = "study:"
+"""How a configuration names the best of a study: ``study:NAME`` or ``study:NAME@STORAGE``."""
+
+_STORAGES = (
+    f"{JOURNAL}FILE, sqlite:///FILE, postgresql://HOST/DATABASE, mysql://HOST/DATABASE or"
+    " redis://HOST"
+)
+
+
+class StudyError(Exception):
+    """A study that cannot be used, and why, in a sentence."""
+
+
+def default_storage() -> str:
+    """URL of this user's own studies: a journal file in the home folder."""
+    return f"{JOURNAL}{home() / 'studies.journal'}"
+
+
+def import_optuna() -> Any:
+    """The package ``optuna``, quiet but for warnings.
+
+    Raises:
+        StudyError: It is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise StudyError(
+            "studies need Optuna: `pip install 'mlflow-rlsched[search]'`, or `pip install optuna`"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_storage(url: str) -> BaseStorage:
+    """The storage at a URL: any of Optuna's databases, or a journal in a file or in Redis.
+
+    Raises:
+        StudyError: It cannot be opened.
+    """
+    optuna = import_optuna()
+    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+
+    try:
+        if url.startswith(JOURNAL):
+            path = Path(url.removeprefix(JOURNAL))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+        if url.startswith(("redis://", "rediss://")):
+            return optuna.storages.JournalStorage(JournalRedisBackend(url))
+        return optuna.storages.get_storage(url)
+    except Exception as error:  # databases and their drivers raise all kinds
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StudyError(
+            f"the storage {redacted(url)} cannot be used ({redacted(first)[:200]}): write"
+            f" {_STORAGES}"
+        ) from error
+
+
+def storage_exists(url: str) -> bool:
+    """False where looking would make a file."""
+    for scheme in (JOURNAL, SQLITE):
+        if url.startswith(scheme):
+            return Path(url.removeprefix(scheme)).exists()
+    return True
+
+
+def existing_study(name: str, url: str) -> Study:
+    """A study that is there.
+
+    Raises:
+        StudyError: There is none of this name.
+    """
+    optuna = import_optuna()
+    if storage_exists(url):
+        storage = open_storage(url)
+        names = [each.study_name for each in storage.get_all_studies()]
+        if name in names:
+            return optuna.load_study(study_name=name, storage=storage)
+    else:
+        names = []
+    known = f"it has {', '.join(sorted(names)[:10])}" if names else "it has none"
+    raise StudyError(f"there is no study {name!r} in {redacted(url)}: {known}")
+
+
+def best_parameters(reference: str) -> dict[str, str]:
+    """Parameters of the best trial of a study, as texts by name.
+
+    Args:
+        reference: ``study:NAME`` or ``study:NAME@STORAGE``.
+
+    Raises:
+        StudyError: There is no such study, or none of its trials is complete.
+    """
+    name, _, url = reference.removeprefix(REFERENCE).partition("@")
+    study = existing_study(name, url or default_storage())
+    try:
+        best = study.best_trial
+    except (ValueError, RuntimeError) as error:
+        raise StudyError(f"the study {name!r} has no best trial yet: {error}") from error
+    return {key: as_text(value) for key, value in best.params.items()}
+
+
+def as_text(value: Any) -> str:
+    """A parameter's value as a command line takes it."""
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def lock_path(study_name: str, url: str) -> Path:
+    """File to lock for what one process at a time may do with a study."""
+    folder = home() / "locks"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.sha256(f"{url} {study_name}".encode()).hexdigest()[:16]
+    return folder / f"study-{digest}"
