@@ -11,19 +11,20 @@ import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 
-from mlflow_rlsched.config import ConfigError
+from mlflow_rlsched.config import ConfigError, RunConfig
 from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.daemon import AgentFiles, home
 from mlflow_rlsched.devices.cpu import CpuSlotsError
 from mlflow_rlsched.devices.locks import LockError
 from mlflow_rlsched.signals import collecting, handling, postponing
-from mlflow_rlsched.store import State, StoreError
+from mlflow_rlsched.store import State, StoreError, Task
 from mlflow_rlsched.submission import Request, submit
 from mlflow_rlsched.submission.errors import reason
 from mlflow_rlsched.trust import TrustError
@@ -68,7 +69,10 @@ class RlschedBackend(AbstractBackend):
             handling({signal.SIGTERM: signal.default_int_handler}),
             contextlib.ExitStack() as shield,
         ):
-            run, wait = _submitted(request, signals, shield)
+            task, config = queue_task(request, signals, shield)
+            with _in_sentences(request):
+                run = RlschedSubmittedRun(task, config)
+            wait = config.wait
             if wait is None:
                 wait = command_line is not None or bool(backend_config.get("SYNCHRONOUS"))
             state = run.follow(signals) if wait or signals else None
@@ -87,45 +91,53 @@ class RlschedBackend(AbstractBackend):
         return run
 
 
-def _submitted(
+def queue_task(
     request: Request, signals: list[int], shield: contextlib.ExitStack
-) -> tuple[RlschedSubmittedRun, bool | None]:
-    """Queue the run and see to it that there is an agent.
+) -> tuple[Task, RunConfig]:
+    """Queue a run and see to it that there is an agent.
 
     Args:
         request: What was asked for.
         signals: Where interrupts are collected as soon as there is something to cancel.
         shield: Keeps collecting them until the caller closes it.
+
+    Raises:
+        ExecutionException: The request is wrong, or something that it needs cannot be used;
+            nothing was queued.
     """
     # A hang-up ends this process, but not the run.
-    with contextlib.ExitStack() as queueing:
+    with contextlib.ExitStack() as queueing, _in_sentences(request):
 
         def hold_signals_back() -> None:
             shield.enter_context(collecting(signals))
             queueing.enter_context(postponing(signal.SIGHUP))
 
-        try:
-            task, config = submit(request, hold_signals_back)
-            run = RlschedSubmittedRun(task, config)
-            agent = AgentFiles(config.store)
-            agent.held.unlink(missing_ok=True)
-            call_agent(agent)
-        except ExecutionException:
-            raise
-        except (ConfigError, CpuSlotsError, StoreError, LockError, TrustError) as error:
-            raise ExecutionException(str(error)) from error
-        except MlflowException as error:
-            raise ExecutionException(
-                f"The tracking server {redacted(request.tracking_uri)} refuses the run: "
-                f"{reason(error)}"
-            ) from error
-        except OSError as error:
-            raise ExecutionException(
-                f"{error.filename or home()}: {reason(error)}: make room and let it be written to,"
-                " or set RLSCHED_HOME to another folder"
-            ) from error
+        task, config = submit(request, hold_signals_back)
+        agent = AgentFiles(config.store)
+        agent.held.unlink(missing_ok=True)
+        call_agent(agent)
         _logger.info("=== Run '%s' is queued ===", task.run_id)
-    return run, config.wait
+    return task, config
+
+
+@contextlib.contextmanager
+def _in_sentences(request: Request) -> Iterator[None]:
+    """Let whatever is wrong end in a sentence."""
+    try:
+        yield
+    except ExecutionException:
+        raise
+    except (ConfigError, CpuSlotsError, StoreError, LockError, TrustError) as error:
+        raise ExecutionException(str(error)) from error
+    except MlflowException as error:
+        raise ExecutionException(
+            f"The tracking server {redacted(request.tracking_uri)} refuses the run: {reason(error)}"
+        ) from error
+    except OSError as error:
+        raise ExecutionException(
+            f"{error.filename or home()}: {reason(error)}: make room and let it be written to,"
+            " or set RLSCHED_HOME to another folder"
+        ) from error
 
 
 def _command_line() -> click.Context | None:

@@ -36,6 +36,14 @@ def home() -> Path:
     return Path(os.environ.get("RLSCHED_HOME") or "~/.rlsched").expanduser().absolute()
 
 
+def locks_dir() -> Path:
+    """Where this user's processes wait for each other, made if absent."""
+    home().mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = home() / "locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def submissions_dir() -> Path:
     """Where submissions that are not complete are on record."""
     return home() / "submissions"

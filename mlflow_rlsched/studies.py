@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_rlsched.credentials import redacted
-from mlflow_rlsched.daemon import home
+from mlflow_rlsched.daemon import home, locks_dir
 from mlflow_rlsched.sharing import SQLITE
 
 if TYPE_CHECKING:
@@ -125,7 +125,5 @@ def as_text(value: Any) -> str:
 
 def lock_path(study_name: str, url: str) -> Path:
     """File to lock for what one process at a time may do with a study."""
-    folder = home() / "locks"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest = hashlib.sha256(f"{url} {study_name}".encode()).hexdigest()[:16]
-    return folder / f"study-{digest}"
+    return locks_dir() / f"study-{digest}"

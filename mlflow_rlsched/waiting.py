@@ -110,7 +110,7 @@ class RlschedSubmittedRun(SubmittedRun):
         """
         ended_at: float | None = None
         cancelled = False
-        keeper = _Keeper(self._agent)
+        keeper = Keeper(self._agent)
         why_at = time.monotonic() + SAY_WHY_AFTER_S
         while True:
             task = self._task()
@@ -239,8 +239,12 @@ def call_agent(agent: AgentFiles) -> None:
         _logger.warning("=== No agent can be started: %s ===", reason(error))
 
 
-class _Keeper:
-    """Keeps an agent alive while somebody waits."""
+class Keeper:
+    """Keeps an agent alive while somebody waits.
+
+    Args:
+        agent: Its files.
+    """
 
     def __init__(self, agent: AgentFiles) -> None:
         self._agent = agent
@@ -248,6 +252,7 @@ class _Keeper:
         self._next = time.monotonic() + AGENT_CHECK_S
 
     def look(self, now: float) -> None:
+        """See to it that it lives, every two seconds of the monotonic clock."""
         if now < self._next or "RLSCHED_ATTEMPT_DIR" in os.environ:
             return
         self._next = now + AGENT_CHECK_S

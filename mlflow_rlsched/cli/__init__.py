@@ -17,6 +17,7 @@ from mlflow_rlsched.cli import (
     report,
     requests,
     runs,
+    search,
     show,
     simulate,
 )
@@ -45,6 +46,7 @@ for command in (
     devices.devices,
     doctor.doctor,
     policy.policy,
+    search.search,
     simulate.simulate,
     profile.profile,
     replay.replay,

@@ -29,6 +29,7 @@ ADDRESS = re.compile(r"models:/(?P<model>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<number>
 _MODEL = "models:/NAME@ALIAS or models:/NAME/VERSION"
 _POLICY = f"{', '.join(map(repr, POLICIES))}, the path of a policy file, or {_MODEL}"
 _BATCH = f"a whole number from 1 to {MAX_BATCH}, or null"
+_START = "'study:NAME', 'study:NAME@STORAGE', or null"
 _PARAMETER = "the name of a parameter, or null"
 _SECONDS = "a number of seconds above 0, at most 1e8"
 _SECONDS_OR_NULL = f"{_SECONDS}, or null"
@@ -37,6 +38,7 @@ _WEIGHT = "a number of at least 0"
 _STORE = "write sqlite:///<path of a file>"
 
 Text = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]+$", max_length=1000)]
+Start = Annotated[str, Field(pattern=r"^study:[^@\p{C}]+(@[^\p{C}]+)?$", max_length=1000)]
 Seconds = Annotated[float, Field(gt=0, le=1e8)]
 Delay = Annotated[float, Field(ge=0, le=1e8)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -81,14 +83,16 @@ class Gpus(Section):
 
 
 class BatchSize(Section):
-    """The batch size as a knob: the parameter that sets it, and its bounds in samples.
+    """The batch size as a knob: the parameter that sets it, its bounds in samples, and its start.
 
-    A ``param`` that is not given is found by its name; a given ``null`` turns the knob off.
+    A ``param`` that is not given is found by its name; a given ``null`` turns the knob off. A
+    ``start`` names a study whose best value a parameter has that the user does not give.
     """
 
     param: Text | None = Field(default=None, description=_PARAMETER)
     min: int | None = Field(default=None, ge=1, le=MAX_BATCH, description=_BATCH)
     max: int | None = Field(default=None, ge=1, le=MAX_BATCH, description=_BATCH)
+    start: Start | None = Field(default=None, description=_START)
 
     @model_validator(mode="after")
     def _ordered(self) -> BatchSize:
@@ -98,14 +102,16 @@ class BatchSize(Section):
 
 
 class LearningRate(Section):
-    """The learning rate as a knob: the parameter that sets it, and its bounds.
+    """The learning rate as a knob: the parameter that sets it, its bounds, and its start.
 
-    A ``param`` that is not given is found by its name; a given ``null`` turns the knob off.
+    A ``param`` that is not given is found by its name; a given ``null`` turns the knob off. A
+    ``start`` names a study whose best value a parameter has that the user does not give.
     """
 
     param: Text | None = Field(default=None, description=_PARAMETER)
     min: float | None = Field(default=None, gt=0, description=_POSITIVE_OR_NULL)
     max: float | None = Field(default=None, gt=0, description=_POSITIVE_OR_NULL)
+    start: Start | None = Field(default=None, description=_START)
 
     @model_validator(mode="after")
     def _ordered(self) -> LearningRate:

@@ -106,7 +106,7 @@ def seed_study(
     """
     import mlflow
 
-    _check(study, params)
+    check(study, params)
     uri = tracking_uri or mlflow.get_tracking_uri()
     client = mlflow.MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
@@ -121,7 +121,12 @@ def seed_study(
         lock.release()
 
 
-def _check(study: Study, params: Mapping[str, BaseDistribution]) -> None:
+def check(study: Study, params: Mapping[str, BaseDistribution]) -> None:
+    """See whether trials of a study can have these distributions.
+
+    Raises:
+        SeedingError: It has trials with others, or more than one objective.
+    """
     from optuna.distributions import check_distribution_compatibility
 
     if len(study.directions) != 1:

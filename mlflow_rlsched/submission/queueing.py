@@ -25,6 +25,7 @@ from mlflow_rlsched.submission.learning import start_if_due
 from mlflow_rlsched.submission.policies import find_policy
 from mlflow_rlsched.submission.project import Project, fetch
 from mlflow_rlsched.submission.request import Parameters, Request, command
+from mlflow_rlsched.submission.starts import with_starts
 from mlflow_rlsched.trust import proofs_of_submission, queue_time
 
 
@@ -93,6 +94,7 @@ def _checked(
     project = Project.read(source, request.entry_point)
     parameters = Parameters(project, request.texts())
     settings = resolve(request.backend_config, source.folder)
+    parameters = with_starts(project, parameters, settings)
     config = find_knobs(settings, parameters.defaults, parameters.given)
     parent, limit = parent_run(config), device_limit()
     if parent is None or parent.shared_dir is None:

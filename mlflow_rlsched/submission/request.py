@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow.exceptions import ExecutionException
@@ -21,7 +21,7 @@ _NUMBERS: Mapping[str, type[int] | type[float]] = {"float": float, "int": int}
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a project backend's ``run``, and the run's name."""
+    """The arguments of a project backend's ``run``, and the run's name and further tags."""
 
     project_uri: str
     entry_point: str
@@ -31,6 +31,7 @@ class Request:
     tracking_uri: str
     experiment_id: str
     run_name: str | None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self) -> dict[str, str]:
         """The user's parameters as texts."""

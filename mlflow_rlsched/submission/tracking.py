@@ -21,7 +21,7 @@ from mlflow.utils.validation import _validate_param
 
 from mlflow_rlsched.config import ConfigError, RunConfig
 from mlflow_rlsched.credentials import redacted
-from mlflow_rlsched.daemon import home, user_name
+from mlflow_rlsched.daemon import locks_dir, user_name
 from mlflow_rlsched.filelock import FileLock
 from mlflow_rlsched.store import State, Store
 from mlflow_rlsched.submission.demands import Parent
@@ -119,9 +119,7 @@ def _client(uri: str, experiment_id: str) -> mlflow.MlflowClient:
 @contextmanager
 def _first_use(uri: str) -> Iterator[None]:
     """Let one of us at a time open a store: first starts break each other's migrations."""
-    folder = home() / "locks"
-    folder.mkdir(exist_ok=True, mode=0o700)
-    lock = FileLock(folder / hashlib.sha256(uri.encode()).hexdigest()[:16])
+    lock = FileLock(locks_dir() / hashlib.sha256(uri.encode()).hexdigest()[:16])
     try:
         lock.acquire(math.inf)
         yield
@@ -208,6 +206,7 @@ def tags_of(
         "rlsched.policy": config.policy,
         "rlsched.state": State.QUEUED.value,
         "rlsched.submission": submission,
+        **request.tags,
     }
     return {name: value for name, value in tags.items() if value}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_rlsched.config import RunConfig, find_knobs
+from mlflow_rlsched.config import ConfigError, RunConfig, find_knobs
 from tests.config.asking import (
     accept,
     error,
@@ -21,8 +21,8 @@ def test_every_key_of_the_contract_has_its_default(tmp_path: Path) -> None:
         "policy": "ddpg",
         "priority": 0,
         "gpus": {"initial": 1, "min": 1, "max": 1},
-        "batch_size": {"param": None, "min": None, "max": None},
-        "learning_rate": {"param": None, "min": None, "max": None},
+        "batch_size": {"param": None, "min": None, "max": None, "start": None},
+        "learning_rate": {"param": None, "min": None, "max": None, "start": None},
         "objective": {"metric": "val_loss", "mode": "min", "target": None},
         "reward": {"alpha": 1.0, "beta": 0.5, "gamma": 1.0, "smoothness": 0.1},
         "decision_interval_s": "auto",
@@ -57,8 +57,8 @@ def test_a_configuration_that_names_every_key_is_taken_as_it_is() -> None:
         "policy": "fixed",
         "priority": -5,
         "gpus": {"initial": 2, "min": 1, "max": 4},
-        "batch_size": {"param": "bs", "min": 16, "max": 1024},
-        "learning_rate": {"param": "eta", "min": 1e-5, "max": 1},
+        "batch_size": {"param": "bs", "min": 16, "max": 1024, "start": None},
+        "learning_rate": {"param": "eta", "min": 1e-5, "max": 1, "start": "study:s@journal:///f"},
         "objective": {"metric": "accuracy", "mode": "max", "target": 0.9},
         "reward": {"alpha": 2, "beta": 0, "gamma": 0.5, "smoothness": 0},
         "decision_interval_s": 12.5,
@@ -208,3 +208,9 @@ def test_of_several_errors_each_has_a_line() -> None:
     assert text.splitlines()[2].startswith("backend config: unknown key 'foo'")
     assert text.count("\n") == 2
     assert "\n" not in error({"gpus": {"initial": -1}})  # min and max only follow from it
+
+
+@pytest.mark.parametrize("start", ["digits", "study:", "study:a@", "study:@sqlite:///f"])
+def test_a_start_names_a_study(start: str) -> None:
+    with pytest.raises(ConfigError, match=r"learning_rate.start is .*'study:NAME'"):
+        accept({"learning_rate": {"start": start}})
