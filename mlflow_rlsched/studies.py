@@ -45,7 +45,8 @@ def import_optuna() -> Any:
         raise StudyError(
             "studies need Optuna: `pip install 'mlflow-rlsched[search]'`, or `pip install optuna`"
         ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if optuna.logging.get_verbosity() < optuna.logging.WARNING:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
@@ -56,13 +57,15 @@ def open_storage(url: str) -> BaseStorage:
         StudyError: It cannot be opened.
     """
     optuna = import_optuna()
-    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+    from optuna.storages.journal import JournalRedisBackend
+
+    from mlflow_rlsched.journal import Journal
 
     try:
         if url.startswith(JOURNAL):
             path = Path(url.removeprefix(JOURNAL))
             path.parent.mkdir(parents=True, exist_ok=True)
-            return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+            return optuna.storages.JournalStorage(Journal(path))
         if url.startswith(("redis://", "rediss://")):
             return optuna.storages.JournalStorage(JournalRedisBackend(url))
         return optuna.storages.get_storage(url)
