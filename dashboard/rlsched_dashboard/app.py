@@ -19,6 +19,7 @@ from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.policies import Policies
 from rlsched_dashboard.sources.replay import ReplayView
 from rlsched_dashboard.sources.scheduler import Scheduler
+from rlsched_dashboard.sources.studies import Studies
 from rlsched_dashboard.sources.tracking import Tracking, TrackingError
 from rlsched_dashboard.sources.usage import Meter
 
@@ -79,7 +80,8 @@ def context_of(settings: Settings) -> Context:
     decisions = Decisions(tracking)
     meter, rows = Meter(scheduler, decisions), Changes("run_id")
     policies, replay = Policies(), ReplayView(scheduler)
-    return Context(settings, scheduler, tracking, decisions, meter, rows, policies, replay)
+    studies = Studies(settings.studies)
+    return Context(settings, scheduler, tracking, decisions, meter, rows, policies, replay, studies)
 
 
 def shown(context: Context, view: View) -> Component:

@@ -12,6 +12,7 @@ from rlsched_dashboard.sources.decisions import Decisions
 from rlsched_dashboard.sources.policies import Policies
 from rlsched_dashboard.sources.replay import ReplayView
 from rlsched_dashboard.sources.scheduler import Scheduler
+from rlsched_dashboard.sources.studies import Studies
 from rlsched_dashboard.sources.tracking import Tracking
 from rlsched_dashboard.sources.usage import Meter
 
@@ -44,6 +45,7 @@ class Context:
         run_rows: Rows of the page Runs, which all browsers share.
         policies: Policy versions.
         replay: What there is to learn from.
+        studies: Studies of hyper-parameters.
     """
 
     settings: Settings
@@ -54,6 +56,7 @@ class Context:
     run_rows: Changes
     policies: Policies
     replay: ReplayView
+    studies: Studies
 
     def href(self, path: str, **query: str) -> str:
         """Address of a page of the dashboard, prefix included."""

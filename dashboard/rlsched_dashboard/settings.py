@@ -22,6 +22,7 @@ class Settings:
         read_only: Whether nobody can cancel, retry or change priorities.
         token: What a browser has to know, or None.
         user_header: Header in which an authenticating proxy names the user, or None.
+        studies: URL of the storage of studies; None for this user's own.
     """
 
     store: str
@@ -33,6 +34,7 @@ class Settings:
     read_only: bool = True
     token: str | None = None
     user_header: str | None = None
+    studies: str | None = None
 
     @property
     def is_authenticated(self) -> bool:

@@ -33,6 +33,11 @@ EXTRA = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress"
     metavar="URL",
     help="MLflow UI that links lead to; by default the tracking URI, where that is a server.",
 )
+@click.option(
+    "--studies",
+    metavar="URL",
+    help="Storage of the studies that are shown; by default that of `rlsched search`.",
+)
 @store_option
 @click.option(
     "--read-only/--allow-actions",
@@ -58,6 +63,7 @@ def dashboard(
     url_prefix: str,
     tracking_uri: str | None,
     mlflow_ui_url: str | None,
+    studies: str | None,
     url: str,
     read_only: bool | None,
     token_file: Path | None,
@@ -93,6 +99,7 @@ def dashboard(
         read_only=not (local or known) if read_only is None else read_only,
         token=token,
         user_header=user_header,
+        studies=studies,
     )
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{port}{settings.url_prefix} (Ctrl-C ends it)")

@@ -128,6 +128,5 @@ def test_search_says_what_is_missing_and_what_to_do(browser: Browser, lived: Liv
     expect.set_options(timeout=60_000)
     with watched(browser) as page:
         page.goto(f"{lived.url}/search")
-        expect(page.get_by_text("Studies are missing")).to_be_visible()
-        page.get_by_role("link", name="all runs").click()
-        expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
+        expect(page.get_by_text("Nothing was searched here yet")).to_be_visible()
+        expect(page.get_by_text("rlsched search . --study NAME")).to_be_visible()
