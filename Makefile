@@ -47,6 +47,7 @@ bench: $(INSTALLED) ## Measure the figures of the README
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.queue
 	$(BIN)/python -m benchmarks.dashboard
+	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.sim
 	$(BIN)/python -m benchmarks.pool
