@@ -81,7 +81,7 @@ def components() -> Component:
                     dmc.NumberInput(
                         id="priority",
                         label="Priority",
-                        value=0,
+                        value="",
                         min=-MAX_PRIORITY,
                         max=MAX_PRIORITY,
                         allowDecimal=False,
@@ -144,16 +144,19 @@ def register(app: Dash, context: Context) -> None:
         Output("confirm", "children"),
         Output("confirm", "color"),
         Output("priority", "display"),
+        Output("priority", "value"),
         Input("asked", "data"),
         prevent_initial_call=True,
     )
     def _question(asked: dict[str, Any] | None) -> Any:
         if not asked:
-            return (False, *[no_update] * 5)
+            return (False, *[no_update] * 6)
         action = ACTIONS[asked["kind"]]
         text = action.question.format(runs=_runs(asked["runs"]))
-        shown = "block" if asked["kind"] == "prioritize" else "none"
-        return True, action.label, text, action.label, action.colour, shown
+        question = True, action.label, text, action.label, action.colour
+        if asked["kind"] != "prioritize":
+            return *question, "none", no_update
+        return *question, "block", _priority(context, asked["runs"])
 
     @app.callback(
         Output("asked", "data", allow_duplicate=True),
@@ -201,6 +204,16 @@ def done(context: Context, kind: str, run_id: str, priority: Any = None) -> tupl
         return True, "; ".join([text, *warnings])
     except (RefusedError, StoreError, OSError) as error:
         return False, str(error)
+
+
+def _priority(context: Context, runs: Sequence[dict[str, str]]) -> int | str:
+    """The priority of these runs; "" where they have several."""
+    try:
+        tasks = [context.scheduler.task(run["run_id"]) for run in runs]
+    except StoreError:
+        return ""  # who confirms is told
+    found = {task.priority for task in tasks if task is not None}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _runs(runs: Sequence[dict[str, str]]) -> str:
