@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,33 +14,51 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from mlflow_rlsched.store import StoreGone, open_store
+from mlflow_rlsched.processes import Identity
+from mlflow_rlsched.protocol import attempt_dir, write_json
+from mlflow_rlsched.store import DeviceShare, StoreGone, open_store
 from rlsched_dashboard.app import context_of
 from rlsched_dashboard.settings import Settings
+from rlsched_dashboard.sources import scheduler as module
 from rlsched_dashboard.sources.run import read_run
 from rlsched_dashboard.sources.scheduler import Scheduler
 from rlsched_dashboard.sources.tracking import RunGone
 from tests.task_specs import make_spec
 from tests.world import make_tracking_database
 
-
-def busy_in_another_thread(source: Scheduler) -> float:
-    """The cores' utilisation, as a thread of the server that never looked before reads it."""
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.append(source.cpu_fraction()))
-    thread.start()
-    thread.join()
-    return found[0]
+BUSY = "import os\nwhile True: os.getppid()"
+SHIM = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
-def test_each_thread_of_the_server_sees_how_busy_the_cores_are(tmp_path: Path) -> None:
-    source = Scheduler(f"sqlite:///{tmp_path}/rlsched.db")
-    for _ in range(2):
-        end = time.process_time() + 0.3
-        while time.process_time() < end:
-            pass
-        assert 0 < busy_in_another_thread(source) <= 1
-        source._kept.clear()
+def test_slots_are_as_busy_as_the_processes_of_the_runs_that_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCHED_CPU_SLOTS", "3")
+    monkeypatch.setattr(module, "FRESH_S", -1.0)
+    url = f"sqlite:///{tmp_path}/rlsched.db"
+    attempt = attempt_dir(tmp_path, 1)
+    attempt.mkdir(parents=True)
+    with closing(open_store(url)) as store:
+        store.submit(make_spec("a" * 32, run_dir=str(tmp_path), host=None), 0, 1.0)
+        shares = [DeviceShare("cpu-0"), DeviceShare("cpu-1")]
+        assert store.claim("a" * 32, socket.gethostname(), shares, 2.0)
+    source = Scheduler(url)
+    shim = subprocess.Popen([sys.executable, "-c", SHIM], start_new_session=True)
+    try:
+        identity = Identity.of(shim.pid)
+        assert identity is not None
+        write_json(attempt / "shim.json", identity.to_json())
+        one, other, free = source.devices()
+        while not one["utilization_percent"]:
+            time.sleep(0.1)
+            one, other, free = source.devices()
+    finally:
+        os.killpg(shim.pid, signal.SIGKILL)
+        shim.wait()
+    assert one["utilization_percent"] == other["utilization_percent"] <= 60
+    assert 0 < one["memory_used_bytes"] == other["memory_used_bytes"] < one["memory_total_bytes"]
+    assert (free["utilization_percent"], free["memory_used_bytes"]) == (0, None)
+    assert source.devices()[0]["utilization_percent"] is None, "nobody knows, now that it ended"
 
 
 def test_a_store_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:

@@ -143,10 +143,7 @@ def _figures(
     readings = [
         row["utilization_percent"] for row in rows if row["utilization_percent"] is not None
     ]
-    if readings:
-        use, of = sum(readings) / len(readings) / 100, f"mean of {len(readings)} devices"
-    else:
-        use, of = context.scheduler.cpu_fraction(), "of this host's cores"
+    use = sum(readings) / len(readings) / 100 if readings else None
     closed = sum(1 for row in rows if row["not_offered"])
     longest = max((row["age_s"] for row in waiting), default=0.0)
     return components.strip(
@@ -156,7 +153,11 @@ def _figures(
                 f"{busy} of {len(rows)}",
                 f"{closed} not offered" if closed else "all offered",
             ),
-            components.figure("Utilisation", formats.percent(use), of),
+            components.figure(
+                "Utilisation",
+                formats.percent(use),
+                "mean of the devices" if readings else "not measured yet",
+            ),
             components.figure(
                 "Queue",
                 f"{len(waiting)} waiting",
@@ -169,7 +170,7 @@ def _figures(
             ),
             components.figure(
                 "Cost today",
-                formats.MISSING if usage.cost is None else f"{usage.cost:,.2f}",
+                formats.number(usage.cost, 3),
                 "set `prices` to see it" if usage.cost is None else "by the runs' `prices`",
             ),
             components.figure(

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from mlflow_rlsched import requests
 from mlflow_rlsched.daemon import AgentFiles
 from mlflow_rlsched.devices import open_inventory
@@ -20,15 +18,13 @@ from mlflow_rlsched.overview.queue import queue_rows
 from mlflow_rlsched.overview.run import outline
 from mlflow_rlsched.sharing import SQLITE
 from mlflow_rlsched.store import Attempt, State, Store, StoreGone, Task, Transition, open_store
+from rlsched_dashboard.sources.slots import SlotMeter
 
 T = TypeVar("T")
 
 FINAL = [state for state in State if state.final]
 FRESH_S = 1.0
 """How long what all viewers see alike is kept, seconds."""
-
-_STATES = 8
-"""Of the kernel's times of processors: those of guests, which come after, are in them already."""
 
 
 class Scheduler:
@@ -44,7 +40,8 @@ class Scheduler:
         self._store: Store | None = None
         self._inventory: Inventory | None = None
         self._kept: dict[str, tuple[float, Any]] = {}
-        self._cpu = psutil.cpu_times()
+        self._slots: SlotMeter | None = None
+        self._reading = threading.Lock()
 
     def exists(self) -> bool:
         """Whether anything was ever submitted to this store."""
@@ -82,7 +79,7 @@ class Scheduler:
         return self._fresh("queue", read)
 
     def devices(self) -> list[dict[str, Any]]:
-        """This host's devices, as ``rlsched devices --json`` tells them.
+        """This host's devices, as ``rlsched devices --json`` tells them, and the use of CPU slots.
 
         Raises:
             ValueError: ``RLSCHED_CPU_SLOTS`` is no number of slots; the text says so.
@@ -90,28 +87,17 @@ class Scheduler:
 
         def read() -> list[dict[str, Any]]:
             inventory = self._opened()
-            return self._ask(lambda store: device_rows(inventory, store), None) or device_rows(
-                inventory, None
-            )
+            rows = self._ask(lambda store: device_rows(inventory, store), None)
+            rows = device_rows(inventory, None) if rows is None else rows
+            self._slots = self._slots or SlotMeter(inventory)
+            self._slots.fill(rows, {task.run_id: task for task in self.tasks([State.RUNNING])})
+            return rows
 
         return self._fresh("devices", read)
 
     def known_devices(self) -> dict[str, Device]:
         """This host's devices by id."""
         return {device.id: device for device in self._opened().devices()}
-
-    def cpu_fraction(self) -> float:
-        """Part of this host's cores that was busy since the last look."""
-
-        def read() -> float:
-            # psutil's own percentage is told apart by threads, and 0 at the first look of each.
-            before, self._cpu = self._cpu, psutil.cpu_times()
-            passed = [now - then for now, then in zip(self._cpu, before, strict=True)][:_STATES]
-            idle = self._cpu.idle + self._cpu.iowait - before.idle - before.iowait
-            # The kernel's time of waiting for disks can go backwards.
-            return min(max(1 - idle / sum(passed), 0.0), 1.0) if sum(passed) else 0.0
-
-        return self._fresh("cpu", read)
 
     def describe(self, task: Task) -> dict[str, Any]:
         """What is known of a run besides its decisions, as ``rlsched show --json`` tells it."""
@@ -165,8 +151,9 @@ class Scheduler:
 
     def _fresh(self, name: str, read: Callable[[], T]) -> T:
         """What was read a moment ago, for whoever else looks, or what is read now."""
-        kept = self._kept.get(name)
-        if kept is None or time.monotonic() - kept[0] > FRESH_S:
-            kept = self._kept[name] = (time.monotonic(), read())
-        value: T = kept[1]
-        return value
+        with self._reading:
+            kept = self._kept.get(name)
+            if kept is None or time.monotonic() - kept[0] > FRESH_S:
+                kept = self._kept[name] = (time.monotonic(), read())
+            value: T = kept[1]
+            return value
