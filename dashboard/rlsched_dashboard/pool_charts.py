@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from mlflow_rlsched.words import duration
@@ -16,6 +17,9 @@ ROW = 22
 """Height of a device in the chart of tasks, pixels."""
 
 MOST_ROWS = 64
+MOST_NAMED = 300
+"""Bars on which names are written; more take a browser seconds."""
+
 LABEL = 18
 """Characters of a device's name beside its row."""
 
@@ -59,6 +63,7 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
     """Who held which device when."""
     shown = list(pool.devices)[:MOST_ROWS]
     known = set(shown)
+    named = len(pool.holds) <= MOST_NAMED
     traces: list[Trace] = []
     for group, colour in colours(pool).items():
         holds = [each for each in pool.holds if each.group == group and each.device in known]
@@ -83,6 +88,11 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
                     "color": colour,
                     "line": {"color": _EDGE, "width": 0.5},
                 },
+                "text": [charts.text(each.name) for each in holds] if named else None,
+                "textposition": "inside",
+                "insidetextanchor": "start",
+                "textangle": 0,
+                "textfont": {"color": "#fff"},
             }
         )
     return charts.figure(
@@ -103,6 +113,7 @@ def tasks(pool: Pool, clock: Clock) -> Figure:
         bargap=0.2,
         hovermode="closest",
         showlegend=True,
+        uniformtext={"minsize": 10, "mode": "hide"},
     )
 
 
@@ -125,7 +136,7 @@ def use(pool: Pool, clock: Clock) -> Figure:
         )
         traces[-1]["line"]["width"] = 0
     return charts.figure(
-        traces, x=clock.axis(pool), y={"rangemode": "tozero"}, showlegend=len(traces) > 1
+        traces, x=clock.axis(pool), y=_whole(len(pool.devices)), showlegend=len(traces) > 1
     )
 
 
@@ -135,8 +146,12 @@ def waiting(pool: Pool, clock: Clock) -> Figure:
     counts = _counted([(wait.start, wait.end, 1.0) for wait in pool.waits], times)
     line = charts.steps("waiting", clock.places(times), counts, PALETTE[1], fill="tozeroy")
     line["fillcolor"] = f"{PALETTE[1]}33"
-    whole = {"rangemode": "tozero", "dtick": 1 if max(counts) < 8 else None}
-    return charts.figure([line], x=clock.axis(pool), y=whole)
+    return charts.figure([line], x=clock.axis(pool), y=_whole(max(counts)))
+
+
+def _whole(most: float) -> dict[str, Any]:
+    """An axis of what is counted: no ticks between whole numbers."""
+    return {"rangemode": "tozero", "dtick": 1 if most < 8 else None}
 
 
 def _counted(events: Sequence[tuple[float, float, float]], times: Sequence[float]) -> list[float]:
@@ -183,7 +198,7 @@ def shares(pool: Pool) -> list[Share]:
     found = []
     for group in groups:
         holds = [hold for hold in pool.holds if hold.group == group]
-        waits = sorted(wait.end - wait.start for wait in pool.waits if wait.group == group)
+        waits = [wait.end - wait.start for wait in pool.waits if wait.group == group]
         device_s = sum(hold.device_s for hold in holds)
         found.append(
             Share(
@@ -192,8 +207,8 @@ def shares(pool: Pool) -> list[Share]:
                 device_s,
                 device_s / total if total else 0.0,
                 pool.weights.get(group, 1.0) / weight,
-                waits[len(waits) // 2] if waits else None,
-                waits[-1] if waits else None,
+                median(waits) if waits else None,
+                max(waits, default=None),
             )
         )
     return found

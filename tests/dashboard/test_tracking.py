@@ -82,6 +82,15 @@ def test_runs_come_change_and_go(uri: str, monkeypatch: pytest.MonkeyPatch) -> N
         tracking.run(second)
 
 
+def test_a_run_that_goes_on_has_not_ended(uri: str) -> None:
+    client = mlflow.MlflowClient(uri)
+    run = run_of(client)
+    client.set_terminated(run)  # as a training does that makes way
+    client.update_run(run, "SCHEDULED")
+    assert client.get_run(run).info.end_time is not None
+    assert Tracking(uri).run(run).ended_at is None
+
+
 def test_a_refresh_asks_for_the_experiments_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRESH_S", -1.0)
     run_of(mlflow.MlflowClient(uri))

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SCHEDULED = "tags.`rlsched.state` != ''"
-UNFINISHED = " AND ".join(
-    f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED")
-)
+OVER = ("FINISHED", "FAILED", "KILLED")
+UNFINISHED = " AND ".join(f"attributes.status != '{status}'" for status in OVER)
 ARTIFACTS = "rlsched"
 FRESH_S = 1.0
 WHOLE_S = 60.0
@@ -68,7 +67,7 @@ class TrackedRun:
         user: Who submitted it.
         status: ``SCHEDULED``, ``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``.
         started_at: Seconds since the epoch.
-        ended_at: Seconds since the epoch, or None.
+        ended_at: Seconds since the epoch; None before it is over.
         tags: Tags by name.
         params: Parameters by name.
         metrics: Latest values by name.
@@ -89,7 +88,7 @@ class TrackedRun:
     @property
     def is_over(self) -> bool:
         """Whether it is not expected to change any more."""
-        return self.status not in ("SCHEDULED", "RUNNING")
+        return self.status in OVER
 
     @property
     def attempts(self) -> int | None:
@@ -303,7 +302,8 @@ class Tracking:
             user=tags.get("mlflow.user", info.user_id or ""),
             status=info.status,
             started_at=(info.start_time or 0) / 1000,
-            ended_at=info.end_time / 1000 if info.end_time else None,
+            # A training that made way told MLflow that it ended, and goes on.
+            ended_at=info.end_time / 1000 if info.end_time and info.status in OVER else None,
             tags=tags,
             params=run.data.params,
             metrics={name: restored(value) for name, value in run.data.metrics.items()},
