@@ -91,7 +91,7 @@ def _lasted(run: RunData) -> float | None:
     ended = run.tracked.ended_at if run.tracked else None
     if run.attempts:
         ended = run.attempts[-1].ended_at
-    return (ended or time.time() // 10 * 10) - run.started_at
+    return (ended or time.time()) - run.started_at
 
 
 def _attempts(run: RunData) -> int | None:

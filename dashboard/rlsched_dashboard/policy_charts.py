@@ -67,7 +67,7 @@ def _history(
     values = history.values[kept]
     finite = np.isfinite(values)
     return charts.line(
-        f"{label}, {run.name or 'run'} {short(run.run_id)}",
+        charts.text(f"{label}, {run.name or 'run'} {short(run.run_id)}"),
         history.steps[kept].tolist(),
         [float(v) if good else None for v, good in zip(values, finite, strict=True)],
         colour,

@@ -46,7 +46,7 @@ def figures(about: Mapping[str, Any], seen: Sequence[Seen], zone: str) -> Compon
             components.figure(
                 "Key transitions",
                 f"{keys:,}",
-                f"{keys / len(seen):.1%} of them"
+                f"{100 * keys / len(seen):.1f} % of them"
                 if seen
                 else "out of memory, restarts, divergence",
             ),
@@ -143,7 +143,9 @@ def _against(found: Evaluation) -> Component:
     rows = [
         (
             each.baseline,
-            f"{each.time:.2f} ({each.low:.2f} to {each.high:.2f})",
+            f"{each.time:.2f} ({each.low:.2f} to {each.high:.2f})".replace(
+                " ", "\N{NO-BREAK SPACE}"
+            ),
             f"{each.geometric:.2f}",
             f"{each.device_hours:.2f}",
             formats.percent(each.reached),

@@ -81,8 +81,8 @@ def charts_of(data: RunData) -> dict[str, Chart]:
             "samples a second; goodput counts what is useful",
             _present(data, {"throughput": "rlsched/throughput", "goodput": "rlsched/goodput"}),
         ),
-        "utilisation": Chart("Utilisation", "percent", _of_devices(data, "utilization_percentage")),
-        "memory": Chart("Memory", "percent", _of_devices(data, "memory_usage_percentage")),
+        "utilisation": _percent(data, "Utilisation", "utilization_percentage"),
+        "memory": _percent(data, "Memory", "memory_usage_percentage"),
         "power": Chart("Power", "watts", _of_devices(data, "power_usage_watts")),
     }
     shown = {name: chart for name, chart in found.items() if chart.metrics}
@@ -147,6 +147,13 @@ def _of_devices(data: RunData, what: str) -> dict[str, str]:
         if match and match["what"] == what:
             found[f"GPU {match['name'].replace('_mig_', ' MIG ')}"] = metric
     return found or _present(data, {"its processes": _HOST[what]} if what in _HOST else {})
+
+
+def _percent(data: RunData, title: str, what: str) -> Chart:
+    """The chart of a reading in percent: of each device, or of the host by its processes."""
+    metrics = _of_devices(data, what)
+    whose = " of the host, by its processes" * (_HOST[what] in metrics.values())
+    return Chart(title, f"percent{whose}", metrics)
 
 
 def _lines(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsched_dashboard import run_charts
+from rlsched_dashboard import charts, run_charts
 from rlsched_dashboard.context import Context
 from rlsched_dashboard.sources.run import RunData, read_histories
 from rlsched_dashboard.timeline import Timeline
@@ -86,6 +86,8 @@ def updates(
             first = before.points[metric]
             history = histories[metric]
             values = history.values[first:]
+            if charts.mode(first) != charts.mode(len(history)):
+                return None
             if not np.isfinite(history.values).all():
                 return None  # its marks are lines of their own
             if len(values):

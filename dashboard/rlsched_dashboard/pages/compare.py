@@ -217,7 +217,6 @@ def _pickers(context: Context, asked: Asked, parts: _Parts) -> Component:
                 hidePickedOptions=True,
                 nothingFoundMessage="No such run",
                 placeholder="" if known else "Name of a run, or the beginning of its id",
-                style={"flex": "1 1 320px"},
             ),
             dmc.Select(
                 id="compare-baseline",
@@ -235,7 +234,6 @@ def _pickers(context: Context, asked: Asked, parts: _Parts) -> Component:
                 searchable=True,
                 debounce=True,
                 hidePickedOptions=True,
-                style={"flex": "1 1 320px"},
             ),
             html.Div(
                 [
@@ -250,6 +248,7 @@ def _pickers(context: Context, asked: Asked, parts: _Parts) -> Component:
                 ]
             ),
         ],
+        className="pickers",
         gap="md",
         align="flex-start",
         mb="md",

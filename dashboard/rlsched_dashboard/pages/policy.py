@@ -163,6 +163,7 @@ def _learning(parts: dict[str, Any], picked: list[str]) -> Component:
         size="xs",
         w=320,
         searchable=True,
+        placeholder="" if picked else "Runs of learning",
         nothingFoundMessage="Nothing was learned yet",
         **{"aria-label": "Runs of learning that are drawn"},
     )
