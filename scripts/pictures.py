@@ -21,7 +21,13 @@ HEIGHTS = {"now": 870, "run": 1310}
 
 EPOCHS = 45
 MANY_EPOCHS = 5000
-RUNNING = "document.querySelectorAll('#now-tasks .state.running').length === 2"
+BUSY = """
+    document.querySelectorAll('#now-tasks .state.running').length === 2
+    && [...document.querySelectorAll('.device')].every(
+        (device) => parseFloat(device.querySelector('.bar > span')?.style.width) >= 20)
+"""
+"""Both run, and are past their start."""
+
 DRAWN = "document.querySelectorAll('.run-charts .scatterlayer path').length > 10"
 
 
@@ -34,7 +40,7 @@ def main() -> None:
         submit(place, "digits, once more", MANY_EPOCHS, policy="rules", wait=False)
         submit(place, "digits, later", MANY_EPOCHS, policy="ddpg", wait=False, priority=-1)
         with dashboard(place.env, place.root) as server, page() as browser:
-            take(browser, "now", server.url, RUNNING)
+            take(browser, "now", server.url, BUSY)
             (ended,) = open_store(place.store).tasks([State.FINISHED])
             take(browser, "run", f"{server.url}/runs/{ended.run_id}", DRAWN)
 
