@@ -60,6 +60,7 @@ def test_priority_cancel_and_retry_are_asked_for_and_done(browser: Browser, live
         dialog.get_by_role("button", name="Change priority").click()
         expect(page.get_by_text("has priority -7")).to_be_visible()
         assert world.task(lived.waiting).priority == -7
+        expect(dialog).not_to_be_visible()
         page.get_by_role("button", name="Change priority").click()
         expect(dialog.get_by_label("Priority")).to_have_value("-7")
         dialog.get_by_role("button", name="Leave it").click()
