@@ -46,12 +46,16 @@ def tail(run_dir: Path) -> list[dict[str, Any]]:
 
 def read(run_dir: Path) -> Iterator[dict[str, Any]]:
     """All whole records, oldest first; none when there is no file, or another user's."""
+    return (record for record in lines(run_dir) if record is not None)
+
+
+def lines(run_dir: Path) -> Iterator[dict[str, Any] | None]:
+    """The same, and None for each line that is torn or no record."""
     try:
         with open(run_dir / NAME, "rb") as file:
             for line in file:
-                record = _parsed(line)
-                if record is not None:
-                    yield record
+                if line.strip():
+                    yield _parsed(line)
     except (FileNotFoundError, PermissionError):
         return
 

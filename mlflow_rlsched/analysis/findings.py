@@ -57,8 +57,12 @@ def unknown(found: Profile) -> list[str]:
     """What is not recorded of a run, and what would record it; a sentence each."""
     readings = found.readings
     named = {
-        "waiting for input is not told: it is part of the computing (`session.report(input_wait=…)`"
-        " tells it)": found.parts["compute"] > 0 and not found.input_told,
+        "waiting for input is not told: it is part of the computing (`ElasticDataLoader` measures"
+        " it; `session.report(input_wait=…)` tells what another loader takes)": found.parts[
+            "compute"
+        ]
+        > 0
+        and not found.input_told,
         "communication is not known, and part of the computing: it can be read off only once steps"
         " on one device and on several were measured": any(
             launch.gpus > 1 for launch in found.record.launches
@@ -72,7 +76,7 @@ def unknown(found: Profile) -> list[str]:
         "throttling is not known: no such reading is recorded": readings.throttled is None,
         "cost is not known: set `prices`": found.cost is None,
     }
-    return [sentence for sentence, is_so in named.items() if is_so]
+    return [*found.record.spoilt, *(sentence for sentence, is_so in named.items() if is_so)]
 
 
 def _never(found: Profile) -> Iterator[Finding]:
@@ -105,7 +109,7 @@ def _start(found: Profile) -> Iterator[Finding]:
             "starting took long",
             _time(found, "start"),
             "`--env-manager local` with an environment that is there, data that is cached on this"
-            " host, `attach()` before slow imports end",
+            " host, fewer imports",
         )
 
 
@@ -176,7 +180,12 @@ def _idle(found: Profile) -> Iterator[Finding]:
     if use is None or use >= BUSY:
         return
     evidence = f"mean utilisation {use:.0%}"
-    if memory is not None and memory.peak < ROOMY:
+    if found.record.on_slots:
+        setting = (
+            "faster input, fewer `cpu_slots`, or fewer other programs on this host: slots are"
+            " counted, not pinned"
+        )
+    elif memory is not None and memory.peak < ROOMY:
         size = f", about {memory.batch} at most" if memory.batch else ""
         setting = f"a larger batch (`batch_size.max`{size}): memory is at most {memory.peak:.0%}"
     elif use < IDLE:

@@ -115,26 +115,32 @@ class Model:
             errors.append(abs(float(foretold / self.timings.seconds[0, place]) - 1))
         return median(errors) if errors else None
 
+    def draws(self, count: int, seed: int = 0) -> Floats:
+        """(count, 7) parameters that would be as likely, as those of ``goodput``.
+
+        By the middle of them, what was trained at the settings seen takes as long as it took.
+        """
+        random = np.random.default_rng(seed)
+        columns = ("gpus", "batch", "seconds", "count", "settings")
+        many = goodput.Timings(*(np.repeat(getattr(self.timings, c), count, 0) for c in columns))
+        noise = max(goodput.NOISE, math.log1p(self.step_error))
+        many.seconds *= np.exp(noise * random.standard_normal(many.seconds.shape))
+        prior = goodput.supposed(many, random, WIDER)
+        drawn = goodput.fit(prior, many, iterations=_ITERATIONS, prior=prior)
+        drawn[:, :-1] += math.log(self._took)  # all but gamma are times
+        return drawn
+
     @property
-    def replay_error(self) -> float:
-        """Error of the time that the model gives to what was trained at the settings seen."""
+    def _took(self) -> float:
+        """Time of what was trained at the settings seen, over what the model makes of it."""
         gpus = np.array([[float(step.gpus) for step in self.measured]])
         batch = np.array([[step.batch for step in self.measured]])
         seconds = goodput.step_seconds(self.parameters, gpus, batch, math.inf)[0]
         modelled = sum(
             step.samples / step.batch * each
-            for step, each in zip(self.measured, seconds, strict=True)
+            for step, each in zip(self.measured, seconds.tolist(), strict=True)
         )
-        return abs(float(modelled) / sum(step.seconds for step in self.measured) - 1)
-
-    def draws(self, count: int, seed: int = 0) -> Floats:
-        """(count, 7) parameters that would be as likely, as those of ``goodput``."""
-        random = np.random.default_rng(seed)
-        columns = ("gpus", "batch", "seconds", "count", "settings")
-        many = goodput.Timings(*(np.repeat(getattr(self.timings, c), count, 0) for c in columns))
-        many.seconds *= np.exp(goodput.NOISE * random.standard_normal(many.seconds.shape))
-        prior = goodput.supposed(many, random, WIDER)
-        return goodput.fit(prior, many, iterations=_ITERATIONS, prior=prior)
+        return sum(step.seconds for step in self.measured) / modelled
 
     def runs(self, draws: Floats, seed: int = 0) -> PlannedRuns:
         """Simulated runs, one by each of the parameters drawn."""

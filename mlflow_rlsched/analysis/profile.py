@@ -132,7 +132,7 @@ def profile(
         utilisation=_utilisation(record.decisions, readings),
         input_told=any(stretch.input_wait is not None for stretch in found),
         communication_error=error,
-        memory=_memory(record.decisions, readings),
+        memory=_memory(record, readings),
         scaling=scaling(steps(record)),
         readings=readings,
         price=price,
@@ -155,15 +155,17 @@ def scaling(measured: Sequence[Step]) -> list[Scaling]:
     ]
 
 
+def known(records: Sequence[Record], name: str) -> list[tuple[Record, float]]:
+    """A field of the state, by decision, where it was known."""
+    found = [(record, record["state"].get(name)) for record in records]
+    return [(record, each["value"]) for record, each in found if each and not each["missing"]]
+
+
 def _mean(records: Sequence[Record], name: str) -> float | None:
     """Mean of a field of the state over the time in which it was known."""
-    known = [
-        (record["state"][name]["value"], record["terms"]["duration_s"])
-        for record in records
-        if not record["state"][name]["missing"]
-    ]
-    seconds = sum(length for _, length in known)
-    return sum(value * length for value, length in known) / seconds if seconds else None
+    told = [(value, record["terms"]["duration_s"]) for record, value in known(records, name)]
+    seconds = sum(length for _, length in told)
+    return sum(value * length for value, length in told) / seconds if seconds else None
 
 
 def _utilisation(records: Sequence[Record], readings: Readings) -> float | None:
@@ -172,16 +174,15 @@ def _utilisation(records: Sequence[Record], readings: Readings) -> float | None:
     return readings.utilisation if mean is None else mean
 
 
-def _memory(records: Sequence[Record], readings: Readings) -> Memory | None:
-    used = [
-        record["state"]["memory_used"]["value"]
-        for record in records
-        if not record["state"]["memory_used"]["missing"]
-    ]
-    peak = max(used, default=None) if used else readings.memory
+def _memory(record: RunRecord, readings: Readings) -> Memory | None:
+    """Memory of the devices; that of a host with CPU slots does not bound the batch."""
+    used = [value for _, value in known(record.decisions, "memory_used")]
+    peak = max(used) if used else readings.memory
     if peak is None:
         return None
-    return Memory(peak, _fitting(records[-1]) if records else None)
+    if record.on_slots or not record.decisions:
+        return Memory(peak, None)
+    return Memory(peak, _fitting(record.decisions[-1]))
 
 
 def _fitting(record: Record) -> int | None:
@@ -203,29 +204,29 @@ def _communication(records: Sequence[Record]) -> tuple[dict[int, float], float |
     """
     if not records:
         return {}, None
-    known = Knowledge.of(History.from_json(records[-1]["history"]).notes)
-    seen = set(known.timings.gpus[0, known.timings.count[0] > 0].tolist())
+    learnt = Knowledge.of(History.from_json(records[-1]["history"]).notes)
+    seen = set(learnt.timings.gpus[0, learnt.timings.count[0] > 0].tolist())
     if len(seen) < 2 or 1 not in seen:
         return {}, None
     totals: dict[int, list[float]] = {}
     for record in records:
         gpus, batch = record["before"]["gpus"], record["before"]["batch_size"]
         if batch:
-            part = _sent(known, gpus, batch) if gpus > 1 else 0.0
+            part = _sent(learnt, gpus, batch) if gpus > 1 else 0.0
             length = record["terms"]["duration_s"]
             pair = totals.setdefault(record["attempt"], [0.0, 0.0])
             pair[0] += part * length
             pair[1] += length
-    error = float(goodput.fit_error(known.parameters, known.timings)[0])
+    error = float(goodput.fit_error(learnt.parameters, learnt.timings)[0])
     return {attempt: part / length for attempt, (part, length) in totals.items() if length}, error
 
 
-def _sent(known: Knowledge, gpus: int, batch: float) -> float:
+def _sent(learnt: Knowledge, gpus: int, batch: float) -> float:
     """What a step takes longer than its gradients alone, as a part of it."""
     each = np.array([[batch / gpus]])
-    alone = goodput.step_seconds(known.parameters, np.ones((1, 1)), each, math.inf)
+    alone = goodput.step_seconds(learnt.parameters, np.ones((1, 1)), each, math.inf)
     both = goodput.step_seconds(
-        known.parameters, np.array([[float(gpus)]]), np.array([[float(batch)]]), math.inf
+        learnt.parameters, np.array([[float(gpus)]]), np.array([[float(batch)]]), math.inf
     )
     return float(1 - alone[0, 0] / both[0, 0])
 

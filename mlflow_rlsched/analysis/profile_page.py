@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from mlflow_rlsched.analysis import profile_text as text
 from mlflow_rlsched.analysis.findings import Finding
-from mlflow_rlsched.analysis.profile import Profile
+from mlflow_rlsched.analysis.profile import Profile, known
 from mlflow_rlsched.analysis.timeline import WORDS
 
 _CODE = re.compile(r"`([^`]*)`")
+
+T = TypeVar("T")
 
 MOST_POINTS = 2000
 """Points of a line; of more, every so many-th is drawn."""
@@ -109,7 +111,7 @@ def _times(found: Profile) -> go.Figure | None:
 def _speed(found: Profile) -> go.Figure | None:
     figure = go.Figure(layout={"title": "Speed and batch size, UTC"})
     for launch in found.record.launches:
-        told = launch.told[:: len(launch.told) // MOST_POINTS + 1]
+        told = _thinned(launch.told)
         points = [
             (_moment(after.time), (after.samples - before.samples) / (after.time - before.time))
             for before, after in pairwise(told)
@@ -138,11 +140,8 @@ def _devices(found: Profile) -> go.Figure | None:
     figure = go.Figure(layout={"title": "Devices, at each decision, UTC"})
     names = {"gpu_utilisation": "utilisation", "memory_used": "memory", "power": "power"}
     for field, name in names.items():
-        points = [
-            (_moment(record["time"]), record["state"][field]["value"])
-            for record in found.record.decisions
-            if not record["state"][field]["missing"]
-        ]
+        told = _thinned(known(found.record.decisions, field))
+        points = [(_moment(record["time"]), value) for record, value in told]
         if points:
             times, values = zip(*points, strict=True)
             figure.add_scatter(x=times, y=values, name=name)
@@ -172,6 +171,10 @@ def _picture(figure: go.Figure) -> str:
     return str(
         figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     )
+
+
+def _thinned(points: Sequence[T]) -> Sequence[T]:
+    return points[:: len(points) // MOST_POINTS + 1]
 
 
 def _moment(seconds: float) -> datetime:

@@ -30,7 +30,8 @@ def facts(found: Profile) -> dict[str, str]:
         told["utilisation"] = f"{found.utilisation:.0%}"
     if memory is not None:
         fits = f"; a batch of about {memory.batch} would fit" if memory.batch else ""
-        told["memory"] = f"at most {memory.peak:.0%} of the fullest device{fits}"
+        whole = "the host's" if record.on_slots else "the fullest device"
+        told["memory"] = f"at most {memory.peak:.0%} of {whole}{fits}"
     if found.energy_kwh is not None:
         told["energy"] = f"{found.energy_kwh:.4g} kWh"
     if readings.celsius is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlflow_rlsched import decision_log, protocol, run_warnings
+from mlflow_rlsched import protocol, run_warnings
+from mlflow_rlsched.overview import decisions as overview
+from mlflow_rlsched.policy.interval import bounded
 from mlflow_rlsched.store import Attempt, Store, Task
 
 Record = Mapping[str, Any]
@@ -49,6 +52,15 @@ class Launch:
     gpus: int
 
     @property
+    def trained(self) -> Sequence[Told]:
+        """What it told from its first step on; before, it loads and builds."""
+        first = self.told[0].step if self.told else None
+        if first is None:
+            return self.told
+        early = takewhile(lambda told: told.step is not None and told.step <= first + 1, self.told)
+        return self.told[sum(1 for _ in early) - 1 :]
+
+    @property
     def devices(self) -> float:
         """Devices that it held; CPU slots count as such."""
         return sum(share.amount for share in self.attempt.devices) / 100
@@ -64,6 +76,7 @@ class RunRecord:
         decisions: Its decisions, oldest first.
         warnings: What a person should know of it (``run_warnings``).
         now: When it was read, seconds since the epoch: the end of what goes on.
+        spoilt: What of it could not be read, a sentence each.
     """
 
     task: Task
@@ -71,11 +84,18 @@ class RunRecord:
     decisions: Sequence[Record]
     warnings: Sequence[Mapping[str, Any]]
     now: float
+    spoilt: Sequence[str] = ()
 
     @property
     def end(self) -> float:
         """When it ended, or now."""
         return self.now if self.task.ended_at is None else self.task.ended_at
+
+    @property
+    def on_slots(self) -> bool:
+        """Whether it held CPU slots, no accelerators."""
+        shares = [share for launch in self.launches for share in launch.attempt.devices]
+        return bool(shares) and all(share.device.startswith("cpu-") for share in shares)
 
     @property
     def device_s(self) -> float:
@@ -93,27 +113,33 @@ def read(store: Store, task: Task, now: float) -> RunRecord:
         StoreError: The store cannot be read.
     """
     run_dir = Path(task.spec.run_dir)
-    decisions = list(decision_log.read(run_dir))
+    decisions, torn = overview.read(run_dir)
+    spoilt = [overview.spoilt_text(torn)] if torn else []
     initial = int(task.spec.config.get("gpus", {}).get("initial", 1))
-    held = {record.get("attempt"): record["before"]["gpus"] for record in decisions}
-    launches = [
-        Launch(
-            attempt,
-            _told(protocol.attempt_dir(run_dir, attempt.number)),
-            max(1, held.get(attempt.number, initial)),
-        )
-        for attempt in store.attempts(task.run_id)
-    ]
-    return RunRecord(task, launches, decisions, run_warnings.read(run_dir), now)
+    held = {record["attempt"]: record["before"]["gpus"] for record in decisions}
+    launches = []
+    for attempt in store.attempts(task.run_id):
+        folder = protocol.attempt_dir(run_dir, attempt.number)
+        found, wild = _told(folder, attempt, now)
+        launches.append(Launch(attempt, found, max(1, held.get(attempt.number, initial))))
+        if wild:
+            spoilt.append(
+                f"{wild} of the reports of attempt {attempt.number} are torn, or not of its time,"
+                " and are left out"
+            )
+    return RunRecord(task, launches, decisions, run_warnings.read(run_dir), now, spoilt)
 
 
-def _told(folder: Path) -> list[Told]:
-    """All that a training told, by time; the clock may have been set back meanwhile."""
+def _told(folder: Path, attempt: Attempt, now: float) -> tuple[list[Told], int]:
+    """All that a training told, by time, and how many lines say nothing that could be true.
+
+    Its clock may have been set back meanwhile.
+    """
     path = folder / "report.jsonl"
     try:
         size = path.stat().st_size
     except OSError:
-        return []
+        return [], 0
     reader = protocol.ReportReader(path)
     found = [
         _line(report)
@@ -121,16 +147,21 @@ def _told(folder: Path) -> list[Told]:
         for report in reader.poll()
         if "time" in report.numbers
     ]
-    return sorted(found, key=lambda told: told.time)
+    end = attempt.ended_at or now
+    own = [told for told in found if attempt.started_at <= told.time <= end]
+    return sorted(own, key=lambda told: told.time), reader.skipped + len(found) - len(own)
 
 
 def _line(report: protocol.Report) -> Told:
     numbers = report.numbers
+    step, samples, batch = (
+        bounded(numbers.get(name)) for name in ("step", "samples", "batch_size")
+    )
     return Told(
         numbers["time"],
-        numbers.get("step"),
-        numbers.get("samples"),
-        numbers.get("batch_size"),
+        step,
+        samples,
+        batch if batch and batch > 0 else None,
         numbers.get("input_wait"),
         report.metrics,
     )

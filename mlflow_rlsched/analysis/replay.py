@@ -97,6 +97,7 @@ class Happened:
         device_s: Device-seconds.
         target_s: Running time to the target.
         metric: Final value of the objective's metric.
+        is_whole: Whether it came to the end of its plan.
     """
 
     policy: str
@@ -104,6 +105,7 @@ class Happened:
     device_s: float
     target_s: float | None
     metric: float | None
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def happened(record: RunRecord) -> Happened:
         device_s=record.device_s,
         target_s=reached,
         metric=course.values[-1] if course.values else None,
+        is_whole=record.task.exit_reason == "finished",
     )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_rlsched import decision_log
-from mlflow_rlsched.analysis.savings import Amount, is_tuned, saving, total
+from mlflow_rlsched.analysis.savings import Amount, has_target, is_tuned, saving, total
 from mlflow_rlsched.analysis.usage import SECONDS_OF_AN_HOUR, cost, device_price, held_s
 from mlflow_rlsched.devices.interface import Device
+from mlflow_rlsched.overview.decisions import read
 from mlflow_rlsched.store import Attempt, Store, Task
 
 Record = Mapping[str, Any]
@@ -19,8 +19,9 @@ Record = Mapping[str, Any]
 BASIS = (
     "Saved is an estimate: what a run had done after its first change of setting, at the speed that"
     " it had at its first setting, less the time that it took; intervals are of 95 %, from the"
-    " scatter of that speed. What a learning rate is worth is not in it (but on the way to a"
-    " target of the objective), nor what the queue and recovery brought.",
+    " scatter of that speed. Samples count by what they are worth where gradients tell it, else"
+    " alike. What a learning rate is worth is not in it (but on the way to a target of the"
+    " objective), nor what the queue and recovery brought.",
     "Energy saved is device-time saved at the mean power of the run's devices; cost saved is that"
     " at the run's `prices`.",
 )
@@ -42,6 +43,7 @@ class Row:
         watts: Mean power of a device.
         cost: What it cost in the period.
         price: Price of a device-hour.
+        spoilt: Lines of its decisions that cannot be read.
     """
 
     run_id: str
@@ -54,6 +56,7 @@ class Row:
     watts: float | None = None
     cost: float | None = None
     price: float | None = None
+    spoilt: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,9 @@ def _row(
     known: Mapping[str, Device],
     watts: Callable[[Task, Sequence[Attempt]], float | None],
 ) -> Row:
-    records = list(decision_log.read(Path(task.spec.run_dir)))
+    records, spoilt = read(Path(task.spec.run_dir))
     tuned = is_tuned(each for each in records if start <= each["time"] < end)
-    saved = saving(records, start, end) if is_tuned(records) else None
+    saved = saving(records, start, end, to_target=has_target(task)) if is_tuned(records) else None
     return Row(
         run_id=task.run_id,
         name=task.spec.label,
@@ -179,6 +182,7 @@ def _row(
         watts=None if saved is None else watts(task, attempts),
         cost=cost(task, attempts, known, start, end),
         price=device_price(task, attempts, known),
+        spoilt=spoilt,
     )
 
 

@@ -28,7 +28,8 @@ def facts(found: Report) -> dict[str, str]:
     }
     if found.cost is not None:
         told["cost"] = f"{found.cost:.4g} (of runs with `prices`)"
-    told["tuned"] = f"{found.tuned} runs; of {len(found.estimated)} it can be told what that saved"
+    saved = f"; of {len(found.estimated)} it can be told what that saved" if found.tuned else ""
+    told["tuned"] = f"{found.tuned} runs{saved}"
     return told
 
 
@@ -55,13 +56,13 @@ def run_rows(found: Report) -> list[list[str]]:
 def unknown(found: Report) -> list[str]:
     """What is not known, a sentence each."""
     told = found.estimated
+    spoilt = sum(row.spoilt > 0 for row in found.rows)
     named = {
-        "what was saved is not known: no run of this time was tuned and tells its progress": (
-            not told
-        ),
+        "what was saved is not known: no run of this time was tuned": not found.tuned,
         f"of {found.tuned - len(told)} tuned runs it cannot be told what that saved: they do not"
-        " tell their progress, or were not seen at one setting for long enough": bool(told)
-        and found.tuned > len(told),
+        " tell their progress, were not seen at one setting for long enough, or nothing but their"
+        " learning rate was changed": found.tuned > len(told),
+        f"of {spoilt} runs some decisions cannot be read, and are left out": spoilt > 0,
         "energy saved is not known: no power of these runs is recorded": bool(told)
         and found.kwh_saved is None,
         "cost is not known: set `prices`": bool(found.rows) and found.cost is None,

@@ -6,8 +6,9 @@ or less long. How fast it went there is known with an error, and with it what wa
 of intervals at one and the same setting, over the root of their number at the first one. The first
 interval does not count where others follow at that setting, as a training warms up in it.
 
-What it does not see: what a learning rate is worth (but on the way to a target of the objective),
-and what the queue, priorities or recovery brought.
+A learning rate changes what a sample is worth, and no speed tells that. So it is part of the
+setting only where progress is the way to a target of the objective; a run of which nothing but the
+rate was changed tells nothing else. Nor is it seen what the queue, priorities or recovery brought.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
 from mlflow_rlsched.overview.decisions import changed
+from mlflow_rlsched.store import Task
 
 SURE = 1.96
 """Standard errors of an interval of 95 %."""
@@ -33,7 +37,8 @@ class Amount:
 
     Attributes:
         value: The estimate.
-        error: Its standard error.
+        error: Its standard error; where few intervals tell it, so much more that ``SURE`` of it is
+            an interval of 95 % (Student).
     """
 
     value: float
@@ -81,60 +86,92 @@ def is_tuned(records: Iterable[Record]) -> bool:
     return any(changed(record) for record in records)
 
 
+def has_target(task: Task) -> bool:
+    """Whether the progress of a run is the way to a target of its objective."""
+    return (task.spec.config.get("objective") or {}).get("target") is not None
+
+
 def saving(
-    records: Sequence[Record], start: float = -math.inf, end: float = math.inf
+    records: Sequence[Record],
+    start: float = -math.inf,
+    end: float = math.inf,
+    *,
+    to_target: bool = False,
 ) -> Saving | None:
     """What a run's decisions saved; None where that cannot be told.
 
-    That is so where nothing was changed, where its training tells no progress, and where it was
-    never seen at one setting for two intervals.
+    That is so where nothing that it would show in was changed, where its training tells no
+    progress, and where it was never seen at one setting for two intervals.
 
     Args:
         records: All decisions on the run, oldest first.
         start: What was before does not count, seconds since the epoch.
         end: Nor what was afterwards.
+        to_target: Whether progress is the way to a target of the objective.
     """
-    rows = [record for record in records if record["terms"]["duration_s"] > 0]
-    scatter = _scatter(rows) if is_tuned(rows) else None
-    if scatter is None:
-        return None
-    first = rows[0]["before"]
-    usual = [record for record in rows if record["before"] == first]
-    usual = usual[1:] or usual
-    speed = sum(map(_progress, usual)) / sum(map(_duration, usual))
-    counted = [
-        record for record in rows if record["before"] != first and start <= record["time"] < end
+    rows = [
+        Interval.of(record, to_target) for record in records if record["terms"]["duration_s"] > 0
     ]
-    if speed <= 0 or not counted:
+    usual = [row for row in rows if row.setting == rows[0].setting]
+    usual = usual[1:] or usual
+    counted = [row for row in rows if row.setting != rows[0].setting and start <= row.time < end]
+    squares = _squares(rows)
+    if not counted or not squares:
         return None
-    fixed_s = sum(map(_progress, counted)) / speed
+    speed = sum(row.progress for row in usual) / sum(row.seconds for row in usual)
+    if speed <= 0:
+        return None
+    wider = float(student.ppf(0.975, len(squares))) / SURE
+    scatter = wider * math.sqrt(fmean(squares))
+    fixed_s = sum(row.progress for row in counted) / speed
     error = abs(fixed_s) * scatter / math.sqrt(len(usual))
-    took_s = sum(map(_duration, counted))
-    held_s = sum(_duration(record) * _gpus(record["before"]) for record in counted)
+    took_s = sum(row.seconds for row in counted)
+    held_s = sum(row.seconds * row.gpus for row in counted)
+    gpus = rows[0].gpus
     return Saving(
         Amount(fixed_s - took_s, error),
-        Amount(fixed_s * _gpus(first) - held_s, error * _gpus(first)),
+        Amount(fixed_s * gpus - held_s, error * gpus),
         len(usual),
     )
 
 
-def _scatter(rows: Sequence[Record]) -> float | None:
-    """Relative standard deviation of the speed of intervals at one setting; None if unknown."""
-    squares = []
-    for before, after in pairwise(rows):
-        one, other = (_progress(each) / _duration(each) for each in (before, after))
-        if before["before"] == after["before"] and one + other > 0:
-            squares.append(2 * ((one - other) / (one + other)) ** 2)
-    return math.sqrt(fmean(squares)) if squares else None
+@dataclass(frozen=True)
+class Interval:
+    """What a decision tells of the interval that ended with it.
+
+    Attributes:
+        setting: What it was at, as far as that shows in its progress.
+        gpus: Devices.
+        time: Its end, seconds since the epoch.
+        seconds: Its length.
+        progress: Part of the training that was done in it.
+    """
+
+    setting: tuple[object, ...]
+    gpus: int
+    time: float
+    seconds: float
+    progress: float
+
+    @classmethod
+    def of(cls, record: Record, to_target: bool) -> Interval:
+        """The interval before a decision."""
+        before, terms = record["before"], record["terms"]
+        rate = before["lr_scale"] if to_target else None
+        return cls(
+            (before["gpus"], before["batch_size"], rate),
+            max(1, before["gpus"]),
+            record["time"],
+            terms["duration_s"],
+            terms["progress"],
+        )
 
 
-def _progress(record: Record) -> float:
-    return float(record["terms"]["progress"])
-
-
-def _duration(record: Record) -> float:
-    return float(record["terms"]["duration_s"])
-
-
-def _gpus(setting: Mapping[str, Any]) -> int:
-    return max(1, int(setting["gpus"]))
+def _squares(rows: Sequence[Interval]) -> list[float]:
+    """Squares of the relative difference of speed between neighbours of one setting, halved."""
+    found = []
+    for one, other in pairwise(rows):
+        speeds = one.progress / one.seconds, other.progress / other.seconds
+        if one.setting == other.setting and sum(speeds) > 0:
+            found.append(2 * ((speeds[0] - speeds[1]) / sum(speeds)) ** 2)
+    return found

@@ -46,7 +46,7 @@ def steps(record: RunRecord) -> list[Step]:
     """
     totals: dict[tuple[int, float], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for launch in record.launches:
-        for before, after in pairwise(launch.told):
+        for before, after in pairwise(launch.trained):
             if before.samples is None or after.samples is None or not after.batch:
                 continue
             if before.batch == after.batch and after.samples >= before.samples:

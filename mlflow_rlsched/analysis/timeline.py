@@ -12,7 +12,7 @@ from mlflow_rlsched.analysis.recorded import Launch, RunRecord, Told
 WORDS = {
     "queue": "waiting in the queue",
     "over": "over, until it was retried",
-    "start": "starting up, to the training's first word",
+    "start": "starting up, to the training's first step",
     "restart": "restarting",
     "repeated": "work done twice, after a crash",
     "compute": "computing",
@@ -122,9 +122,9 @@ def _gap(start: float, end: float, submitted: float, before: str) -> Iterator[St
 
 def _attempt(launch: Launch, start: float, end: float, done: float) -> Iterator[Stretch]:
     number = launch.attempt.number
-    told = [each for each in launch.told if start <= each.time <= end]
+    told = [each for each in launch.trained if start <= each.time <= end]
     starting = "start" if number == 1 else "restart"
-    if len(told) < 2:
+    if len(launch.told) < 2 or not told:
         spoke = told[0].time if told else start
         yield Stretch(starting, start, spoke, number)
         yield Stretch("silent", spoke, end, number)

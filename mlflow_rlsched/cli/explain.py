@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from mlflow_rlsched import decision_log
 from mlflow_rlsched.cli.common import (
     WrongUsage,
     find_task,
@@ -25,6 +24,8 @@ from mlflow_rlsched.overview.decisions import (
     change,
     changed,
     rate_text,
+    read,
+    spoilt_text,
 )
 from mlflow_rlsched.words import duration
 
@@ -39,7 +40,8 @@ def explain(run_id: str, number: int | None, alternatives: bool, url: str, as_js
     """Explain decision N of a run, by default the last one that changed something."""
     with opened(url) as store:
         task = find_task(store, run_id)
-    records = list(decision_log.read(Path(task.spec.run_dir)))
+    records, spoilt = read(Path(task.spec.run_dir))
+    warn_of_spoilt(spoilt)
     place = _place(records, number)
     record = records[place]
     after = records[place + 1] if place + 1 < len(records) else None
@@ -65,6 +67,12 @@ def _place(records: Sequence[Record], number: int | None) -> int:
         last = records[-1]["number"]
         raise WrongUsage(f"this run has no decision {number}: the last one is {last}")
     return places[-1]
+
+
+def warn_of_spoilt(count: int) -> None:
+    """Say on standard error that not all that was decided can be told."""
+    if count:
+        click.echo(f"Warning: {spoilt_text(count)}", err=True)
 
 
 def print_story(records: Sequence[Record], rows: int) -> None:

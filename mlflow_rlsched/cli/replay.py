@@ -68,7 +68,6 @@ def replay(run_id: str, asked: Sequence[str], url: str, as_json: bool) -> None:
             "settings": [asdict(step) for step in model.measured],
             "step_time_error": model.step_error,
             "foretold_error": model.foretold_error,
-            "replay_error": model.replay_error,
         }
         outcomes = [asdict(outcome) for outcome in found]
         told = {"fit": fit, "happened": asdict(real), "metric": course.metric, "policies": outcomes}
@@ -84,9 +83,9 @@ def _print(model: Model, real: Happened, found: Sequence[Outcome], course: Cours
     fixed = found[0].seconds
     rows: list[list[object]] = [
         [
-            f"happened ({real.policy})",
+            f"happened ({real.policy})" + ("" if real.is_whole else ", not to its end"),
             duration(real.seconds),
-            "" if fixed is None else f"{real.seconds / fixed.value:.2f}",
+            f"{real.seconds / fixed.value:.2f}" if fixed and real.is_whole else "",
             f"{real.device_s / 3600:.3g}",
             "" if real.target_s is None else duration(real.target_s),
             "" if real.metric is None else f"{course.metric} {real.metric:.4g}",
@@ -134,8 +133,7 @@ def _basis(model: Model, course: Course) -> list[str]:
     said = [
         f"Simulated, by a model fitted to the settings that were measured (devices x batch:"
         f" {', '.join(list(settings)[:6])}{', …' if len(settings) > 6 else ''}). Its step times are"
-        f" off by {model.step_error:.1%}, the time that they took together by"
-        f" {model.replay_error:.1%}. {unseen}",
+        f" off by {model.step_error:.1%}. {unseen}",
         "TIME is running time to the end of the plan, without waiting in the queue, with all that"
         " the run may have free. What another learning rate is worth is not in it.",
     ]

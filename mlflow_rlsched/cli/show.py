@@ -18,7 +18,7 @@ from mlflow_rlsched.cli.common import (
     store_option,
     table,
 )
-from mlflow_rlsched.cli.explain import print_story
+from mlflow_rlsched.cli.explain import print_story, warn_of_spoilt
 from mlflow_rlsched.cli.runs import share_text
 from mlflow_rlsched.overview.expected import expected_starts
 from mlflow_rlsched.overview.queue import why
@@ -87,6 +87,7 @@ def _print(task: Task, about: dict[str, Any]) -> None:
         headings = ["ATTEMPT", "STARTED", "LASTED", "DEVICES", "CODE", "REASON", "MESSAGE"]
         print_table(table(headings, (_attempt_row(a, now) for a in about["attempts"])))
     print_story(about["decisions"], STORY_ROWS)
+    warn_of_spoilt(about["spoilt_decisions"])
     if failed and about["last_output"]:
         click.echo("\nlast output:")
         for line in about["last_output"]:

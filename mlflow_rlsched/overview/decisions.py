@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from mlflow_rlsched import decision_log
+from mlflow_rlsched.policy.history import History
 
 Record = Mapping[str, Any]
 
@@ -66,6 +70,20 @@ class _Training(_Finite):
     learning_rate: float | None = None
 
 
+def _history(value: dict[str, Any]) -> dict[str, Any]:
+    _Measured.model_validate(value)
+    History.from_json(value)
+    return value
+
+
+class _Measured(_Finite):
+    samples: float | None
+    progress: float | None
+    throughput: float | None
+    throughput_noise: float | None
+    memory_total: float | None
+
+
 class _Decision(_Finite):
     number: int
     attempt: int
@@ -83,6 +101,7 @@ class _Decision(_Finite):
     reward: _Reward
     terms: _Terms
     training: _Training
+    history: Annotated[dict[str, Any], AfterValidator(_history)]
     inputs: list[float] | None = None
     alternatives: dict[str, _Alternative] = {}
 
@@ -94,6 +113,22 @@ def is_whole(record: Record) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def read(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
+    """The decisions on a run, oldest first, and how many lines are torn or no whole decision.
+
+    There are none where there is no file, or another user's.
+    """
+    lines = list(decision_log.lines(run_dir))
+    whole = [record for record in lines if record is not None and is_whole(record)]
+    return whole, len(lines) - len(whole)
+
+
+def spoilt_text(count: int) -> str:
+    """That so many lines are no decisions, in a sentence."""
+    lines = "1 line" if count == 1 else f"{count} lines"
+    return f"{lines} of {decision_log.NAME} cannot be read, and what was decided there is left out"
 
 
 def changed(record: Record) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_rlsched import decision_log, protocol, run_warnings
+from mlflow_rlsched import protocol, run_warnings
+from mlflow_rlsched.overview.decisions import read
 from mlflow_rlsched.overview.queue import budget
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def describe(
     task: Task, attempts: Sequence[Attempt], start: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """What ``show`` says of a task; ``start`` is of ``expected_starts``."""
-    decisions = list(decision_log.read(Path(task.spec.run_dir)))
-    return {**outline(task, attempts, start), "decisions": decisions}
+    decisions, spoilt = read(Path(task.spec.run_dir))
+    return {**outline(task, attempts, start), "decisions": decisions, "spoilt_decisions": spoilt}
 
 
 def outline(

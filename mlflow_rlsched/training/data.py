@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,7 @@ class ElasticDataLoader:
             raise ValueError(f"{len(dataset)} samples are too few for each rank to get one")
         self.dataset, self.drop_last = dataset, drop_last
         self.last_batch = 0
+        self._session = session
         self._place = _Place(session.knobs, len(dataset), shuffle, seed, drop_last, micro_batches)
         options.setdefault("persistent_workers", options.get("num_workers", 0) > 0)
         options.setdefault("generator", torch.Generator().manual_seed(seed))
@@ -126,7 +128,7 @@ class ElasticDataLoader:
             )
         while len(self):
             asked = place.asked()
-            for index, part in enumerate(self._loader, 1):
+            for index, part in enumerate(self._read(), 1):
                 if (index - 1) % place.micro == 0:
                     self.last_batch = place.next_size(place.position, asked)
                     place.position += self.last_batch
@@ -134,6 +136,20 @@ class ElasticDataLoader:
                 if index % place.micro == 0 and place.asked() != asked:
                     break
         self.end_epoch()
+
+    def _read(self) -> Iterator[Any]:
+        """The batches as torch reads them; what waits for them is told to the session.
+
+        While a GPU still computes, nothing waits: what is read then costs no time.
+        """
+        import torch
+
+        asked_at = time.monotonic()
+        for batch in self._loader:
+            waits = not torch.cuda.is_initialized() or torch.cuda.current_stream().query()
+            self._session.waited(time.monotonic() - asked_at if waits else 0.0)
+            yield batch
+            asked_at = time.monotonic()
 
     def end_epoch(self) -> None:
         """Begin the next epoch with the next loop, whatever is left of this one."""

@@ -93,6 +93,31 @@ def number(value: Any) -> float:
     raise TypeError(f"expected a number or a tensor of one element, got {type(value).__name__}")
 
 
+class InputWait:
+    """The part of the time that the input took, from line to line.
+
+    Args:
+        now: When the first part begins, as all times on a clock that only grows.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._waited: float | None = None
+        self._since = now
+
+    def add(self, seconds: float) -> None:
+        """Count time that was waited."""
+        self._waited = (self._waited or 0.0) + seconds
+
+    def take(self, now: float) -> float | None:
+        """That part, 0 to 1, since the last call; None where nothing was ever counted."""
+        if self._waited is None:
+            self._since = now
+            return None
+        part = min(1.0, self._waited / max(now - self._since, 1e-9))
+        self._waited, self._since = 0.0, now
+        return part
+
+
 class HostCopy:
     """The values of a tensor on their way to the host; nobody waits for them."""
 

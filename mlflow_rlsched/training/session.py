@@ -23,7 +23,7 @@ from mlflow_rlsched.training.knobs import Knobs
 from mlflow_rlsched.training.memory import MemoryCap, device_memory
 from mlflow_rlsched.training.oom import is_out_of_memory, when_uncaught
 from mlflow_rlsched.training.optimizer import family, scale_steps
-from mlflow_rlsched.training.reporter import Losses, Reporter, Told, number
+from mlflow_rlsched.training.reporter import InputWait, Losses, Reporter, Told, number
 
 log = logging.getLogger("mlflow_rlsched.training")
 
@@ -64,6 +64,7 @@ class Session:
         self._told = Told()
         self._total_samples: int | None = None
         self._losses = Losses()
+        self._input = InputWait(time.monotonic())
         self._gradients: GradientProbe | None = None
         self._warned: set[str] = set()
         self._scaled: list[Any] = []
@@ -173,6 +174,13 @@ class Session:
         if optimizer is not None:
             self._told.fields({"optimizer": family(optimizer)})
         self._total_samples = total_samples
+
+    def waited(self, seconds: float) -> None:
+        """Count time for which the training waited for its input.
+
+        ``ElasticDataLoader`` tells it by itself; ``report(input_wait=…)`` has the last word.
+        """
+        self._input.add(seconds)
 
     def apply(self, optimizer: Any) -> None:
         """Multiply each parameter group's learning rate by ``lr_scale``, from now on.
@@ -316,7 +324,7 @@ class Session:
         self._write({"event": "hello", "can": can, **self._line()})
 
     def _line(self) -> dict[str, Any]:
-        """The fields that every line has."""
+        """The fields that every line has; what was waited for is of the time since the last."""
         line = {
             "time": time.time(),
             "step": self.steps,
@@ -325,6 +333,7 @@ class Session:
             "learning_rate": self.knobs.learning_rate,
             "applied_seq": self._seq,
             "progress": self._total_samples and min(1.0, self.samples / self._total_samples),
+            "input_wait": self._input.take(time.monotonic()),
         }
         return {name: value for name, value in line.items() if value is not None}
 

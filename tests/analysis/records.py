@@ -17,6 +17,7 @@ from mlflow_rlsched.policy.interval import Interval
 from mlflow_rlsched.policy.limits import Limits
 from mlflow_rlsched.protocol import Report
 from mlflow_rlsched.store import Attempt, DeviceShare, State, Task
+from tests.dashboard.records import decision as whole_decision
 from tests.task_specs import make_spec
 
 START = 1000.0
@@ -77,20 +78,19 @@ def decision(
     duration: float = 10.0,
     **state: float,
 ) -> dict[str, Any]:
-    """What an analysis reads of a decision; fields of the state that are not given are missing."""
-    names = ("gpu_utilisation", "memory_used", "power")
+    """A decision; of its state there are the fields that are given."""
     before = {"gpus": 1, "batch_size": 8, "lr_factor": 1.0, "lr_scale": 1.0} | (before or {})
-    return {
-        "number": number,
-        "time": START + time,
-        "attempt": 1,
-        "before": before,
-        "setting": before | (setting or {}),
-        "terms": {"progress": progress, "duration_s": duration},
-        "state": {
-            name: {"value": state.get(name, 0.5), "missing": name not in state} for name in names
+    return whole_decision(
+        number=number,
+        time=START + time,
+        before=before,
+        setting=before | (setting or {}),
+        terms={"progress": progress, "duration_s": duration, "scales": {"total_s": 1000.0}},
+        state={
+            name: {"value": value, "normalised": 0.0, "missing": False}
+            for name, value in state.items()
         },
-    }
+    )
 
 
 def trained(

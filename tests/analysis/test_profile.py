@@ -16,12 +16,9 @@ from mlflow_rlsched.analysis.profile import Profile, profile, to_json
 from mlflow_rlsched.analysis.profile_text import markdown
 from mlflow_rlsched.analysis.readings import Readings, read
 from mlflow_rlsched.analysis.recorded import RunRecord
-from mlflow_rlsched.policy.history import History
 from tests.analysis.conftest import Lived, Rlsched, document
 from tests.analysis.records import START, decision, launch, run, told
 from tests.learning.experiments import tracking
-
-NOTHING = History().to_json()
 
 
 def made(record: RunRecord, **readings: float) -> Profile:
@@ -132,8 +129,6 @@ def test_idle_devices_with_room_can_take_a_larger_batch() -> None:
         decision(2, 20, gpu_utilisation=0.6, memory_used=0.4, duration=10.0),
         decision(3, 20, duration=10.0),
     ]
-    for record in decisions:
-        record["history"] = NOTHING
     found = made(run(launch(1, 0, 50, told((0, 0), (50, 1))), ended=50, decisions=decisions))
     assert found.utilisation == pytest.approx(0.3)
     (finding,) = findings(found)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_rlsched.analysis.savings import SURE, Amount, saving, total
+from mlflow_rlsched.analysis.savings import Amount, saving, total
 from tests.analysis.records import START, decision
 
 SMALL, LARGE = {"batch_size": 8}, {"batch_size": 32}
@@ -59,8 +59,20 @@ def test_the_interval_is_from_the_scatter_at_one_setting() -> None:
     # Pairs at one setting: 0.002 and 0.009, 0.009 and 0.011, 0.03 twice.
     squares = [2 * (0.007 / 0.011) ** 2, 2 * (0.002 / 0.020) ** 2, 0.0]
     scatter = math.sqrt(sum(squares) / 3)
-    assert found.seconds.error == pytest.approx(60 * scatter / math.sqrt(2))
-    assert found.seconds.high - found.seconds.value == pytest.approx(SURE * found.seconds.error)
+    student = 3.182  # of three degrees of freedom, 95 %
+    half = student * 60 * scatter / math.sqrt(2)
+    assert found.seconds.high - found.seconds.value == pytest.approx(half, rel=1e-3)
+
+
+def test_a_learning_rate_shows_on_the_way_to_a_target_alone() -> None:
+    slower = {"lr_scale": 0.8}
+    records = [decision(n, 10 * n, progress=0.01) for n in (1, 2)]
+    records.append(decision(3, 30, setting=slower, progress=0.01))
+    records += [decision(n, 10 * n, slower, progress=0.03) for n in (4, 5)]
+    assert saving(records) is None
+    found = saving(records, to_target=True)
+    assert found is not None
+    assert found.seconds.value == pytest.approx(60 - 20)
 
 
 def test_only_the_period_counts() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflow_rlsched.policy.history import History
+
 
 def decision(**changes: Any) -> dict[str, Any]:
     """A line of ``decisions.jsonl``; ``changes`` are parts of it."""
@@ -27,5 +29,6 @@ def decision(**changes: Any) -> dict[str, Any]:
         "reward": dict.fromkeys(parts, 0.0),
         "terms": {"progress": 0.1, "duration_s": 10.0, "scales": {"total_s": 1000.0}},
         "training": {"learning_rate": 0.1},
+        "history": History().to_json(),
         **changes,
     }

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlflow_rlsched.training import data as data_module
 from mlflow_rlsched.training import session as session_module
 from tests.training.run_directory import RunDirectory
 
@@ -39,8 +40,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the sessions of this test."""
+    """The clock of the sessions and loaders of this test."""
     value = Clock()
     fake = SimpleNamespace(monotonic=value.monotonic, time=time.time)
     monkeypatch.setattr(session_module, "time", fake)
+    monkeypatch.setattr(data_module, "time", fake)
     return value

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 
 from mlflow_rlsched import ElasticDataLoader, attach
 from mlflow_rlsched.training import Session, distributed
+from mlflow_rlsched.training import session as session_module
 from tests.training.conftest import Clock
 from tests.training.run_directory import RunDirectory
 
@@ -33,6 +35,42 @@ def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
     """Stand for a process group: which samples a rank reads needs no communication."""
     monkeypatch.setattr(distributed, "rank", lambda: rank)
     monkeypatch.setattr(distributed, "world_size", lambda: count)
+
+
+class Slow:
+    """Samples that take a second each to read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self._clock.now += 1
+        return index
+
+
+def test_what_is_waited_for_the_input_is_reported(run: RunDirectory, clock: Clock) -> None:
+    session = attach(batch_size=2)
+    for _ in ElasticDataLoader(Slow(clock), session):
+        clock.now += 6
+        session.step(loss=1.0)
+    told = [line["input_wait"] for line in run.lines() if "event" not in line]
+    assert told == pytest.approx([0.25] * 6)
+
+
+def test_what_is_read_while_a_gpu_computes_costs_no_time(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = SimpleNamespace(query=lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: busy)
+    monkeypatch.setattr(session_module, "device_memory", dict)
+    session = attach(batch_size=2)
+    for _ in ElasticDataLoader(Slow(clock), session):
+        session.step(loss=1.0)
+    assert [line["input_wait"] for line in run.lines()] == [0.0] * 7
 
 
 @pytest.fixture(params=[0, 2])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_rlsched.analysis.savings import Amount, saving, total
+from mlflow_rlsched.analysis.savings import Amount, has_target, saving, total
 from mlflow_rlsched.analysis.usage import cost, held_s
 from mlflow_rlsched.store import Attempt, State, Task
 from rlsched_dashboard.sources.decisions import Decisions
@@ -80,7 +80,7 @@ class Meter:
         if key in self._saved:
             return self._saved[key]
         records = self._decisions.of_directory(task.run_id, Path(task.spec.run_dir))
-        found = saving(records, start, now)
+        found = saving(records, start, now, to_target=has_target(task))
         saved = None if found is None else found.device_s
         if task.state.final and now - (task.ended_at or now) > LATE_S:
             self._saved[key] = saved
