@@ -167,7 +167,7 @@ def _ending(found: Profile) -> Iterator[Finding]:
 
 
 def _silent(found: Profile) -> Iterator[Finding]:
-    if found.share("silent") >= NOTABLE:
+    if found.share("silent") >= NOTABLE and not found.record.is_gone:
         yield Finding(
             "the training told nothing of much of its time",
             _time(found, "silent"),

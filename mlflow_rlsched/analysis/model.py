@@ -34,8 +34,11 @@ from mlflow_rlsched.simulator.models import Floats
 from mlflow_rlsched.simulator.parameters import CURVE, Effects
 from mlflow_rlsched.simulator.run import Speed
 
-LONGEST = 50.0
-"""Running time to which simulated runs are followed, over that of the run."""
+LONGEST = 10.0
+"""Running time to which simulated runs are followed, over that at the run's first setting."""
+
+MOST_PACE = 0.5
+"""Largest relative scatter of the speed that is believed."""
 
 WIDER = 2.0
 """How unsure the assumptions on step times are here, over what policies take them for: from steps
@@ -140,7 +143,8 @@ class Model:
             step.samples / step.batch * each
             for step, each in zip(self.measured, seconds.tolist(), strict=True)
         )
-        return sum(step.seconds for step in self.measured) / modelled
+        took = sum(step.seconds for step in self.measured)
+        return took / float(modelled)
 
     def runs(self, draws: Floats, seed: int = 0) -> PlannedRuns:
         """Simulated runs, one by each of the parameters drawn."""
@@ -157,7 +161,11 @@ class PlannedRuns(FittedRuns):
         super().__init__(known, len(known), seed, effects=_QUIET)
         p, bounds, limits = self.parameters, self.bounds, model.limits
         p.throughput[:] = np.exp(draws)
-        p.horizon_s[:] = LONGEST * model.told.length_s
+        gpus, batch = (
+            np.full((len(draws), 1), each) for each in (model.told.gpus, model.told.batch)
+        )
+        step_s = goodput.step_seconds(draws, gpus, batch, math.inf)[:, 0]
+        p.horizon_s[:] = LONGEST * model.samples / model.told.batch * step_s
         p.planned[:] = model.samples
         p.has_gradients[:] = model.noise_scale is not None
         if model.noise_scale is not None:
@@ -200,14 +208,16 @@ def fit(record: RunRecord) -> Model:
     decisions = record.decisions
     if not record.launches:
         raise ModelError("it never started, so nothing was measured of it")
+    if record.is_gone:
+        raise ModelError("its directory is gone, or another user's")
     if not any(launch.told for launch in record.launches):
         raise ModelError(
             "its training told nothing: it has to call attach(batch_size=…) and session.step(…)"
         )
     if not decisions:
         raise ModelError(
-            "no decision was made on it: it was too short, or its directory is gone or another"
-            " user's"
+            "no decision was made on it that can be read: it was too short, or decisions.jsonl is"
+            " spoilt"
         )
     training = decisions[-1].get("training", {})
     can = frozenset(training.get("can", ()))
@@ -243,7 +253,7 @@ def fit(record: RunRecord) -> Model:
         ending_s=parts["ending"],
         restart_s=float(training.get("restart_s", RESTART_COST_S)),
         noise_scale=_noise_scale(decisions, planned),
-        pace=decisions[-1]["history"]["throughput_noise"] or 0.0,
+        pace=min(decisions[-1]["history"]["throughput_noise"] or 0.0, MOST_PACE),
         memory=_memory(decisions[-1]),
     )
 
@@ -287,7 +297,9 @@ def _noise_scale(decisions: Sequence[Record], planned: float) -> Floats | None:
     kept = [
         (record["history"]["samples"] / planned, record["state"]["noise_scale"])
         for record in decisions
-        if record["history"]["gradients"] and record["history"]["samples"]
+        if record["history"]["gradients"]
+        and record["history"]["samples"]
+        and "noise_scale" in record["state"]
     ]
     told = sorted(kept, key=lambda each: each[0])
     known = [each["value"] for _, each in told if not each["missing"]]

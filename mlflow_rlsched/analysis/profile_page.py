@@ -41,12 +41,21 @@ COLOURS = {
 }
 
 _STYLE = """
+:root { color-scheme: light dark; --text: #1c232b; --page: #fff; }
+@media (prefers-color-scheme: dark) { :root { --text: #dfe4ea; --page: #171b20; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto; padding: 0 1rem;
-  color: #1c232b; background: #fff; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .2rem .8rem .2rem 0; }
-th { text-align: left; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+  color: var(--text); background: var(--page); overflow-wrap: anywhere; }
+.wide { overflow-x: auto; overflow-wrap: normal; }
+table { border-collapse: collapse; margin: 1rem 0; }
+td, th { padding: .2rem .8rem .2rem 0; vertical-align: top; }
+th { text-align: left; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 li { margin: .4rem 0; } h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.main-svg text { fill: var(--text) !important; }
+.hoverlayer .main-svg text, .hovertext text { fill: #1c232b !important; }
 """
+
+_GRID = "rgba(128, 128, 128, .3)"
+"""Of lines behind the drawn ones: is seen on a light page and on a dark one."""
 
 
 def page(found: Profile, stands_out: Sequence[Finding], unknown: Sequence[str]) -> str:
@@ -64,7 +73,9 @@ def page(found: Profile, stands_out: Sequence[Finding], unknown: Sequence[str]) 
     if unknown:
         body += ["<h2>What is not known</h2>", _list([_words(each) for each in unknown])]
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(name)}</title>"
         f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>"
         f"<body>{''.join(body)}</body></html>"
     )
@@ -130,6 +141,7 @@ def _speed(found: Profile) -> go.Figure | None:
             line = {"shape": "hv", "dash": "dot"}
             figure.add_scatter(x=times, y=sizes, name=f"batch, {name}", yaxis="y2", line=line)
     right = {"title": "batch size", "overlaying": "y", "side": "right", "showgrid": False}
+    right["tickmode"] = "auto"
     figure.update_layout(
         yaxis={"title": "samples/s", "rangemode": "tozero"}, yaxis2=right | {"rangemode": "tozero"}
     )
@@ -165,12 +177,16 @@ def _scaling(found: Profile) -> go.Figure | None:
 def _picture(figure: go.Figure) -> str:
     figure.update_layout(
         template="plotly_white",
-        margin={"l": 70, "r": 70, "t": 50, "b": 50},
-        legend={"orientation": "h", "yref": "container", "y": 0},
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
+        margin={"l": 10, "r": 10, "t": 50, "b": 50},
+        legend={"orientation": "h", "yref": "container", "y": 0, "traceorder": "normal"},
+        hoverlabel={"bgcolor": "#fff"},
     )
-    return str(
-        figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
-    )
+    for axes in (figure.update_xaxes, figure.update_yaxes):
+        axes(gridcolor=_GRID, zerolinecolor=_GRID, linecolor=_GRID, automargin=True)
+    config = {"displaylogo": False, "responsive": True}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=config))
 
 
 def _thinned(points: Sequence[T]) -> Sequence[T]:
@@ -196,12 +212,13 @@ def _list(items: Sequence[str]) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], numbers: bool = True) -> str:
-    head = "".join(f"<th>{escape(each.capitalize())}</th>" for each in headings)
     kind = ' class="number"' if numbers else ""
+    first, *others = (escape(each.capitalize()) for each in headings)
+    head = f"<th>{first}</th>" + "".join(f"<th{kind}>{each}</th>" for each in others)
     body = "".join(
         f"<tr><td>{escape(first)}</td>"
         + "".join(f"<td{kind}>{escape(cell)}</td>" for cell in rest)
         + "</tr>"
         for first, *rest in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'

@@ -18,9 +18,12 @@ def facts(found: Profile) -> dict[str, str]:
     """What there is to know at a glance; what is not recorded is not there."""
     record, task = found.record, found.record.task
     memory, readings = found.memory, found.readings
+    state = task.state.value
+    if task.exit_reason not in ("", state):
+        state += f" ({task.exit_reason})"
     told = {
         "run": f"{task.run_id}  {task.spec.label}",
-        "state": task.state.value + (f" ({task.exit_reason})" if task.exit_reason else ""),
+        "state": state,
         "submitted": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(task.submitted_at)),
         "wall time": duration(found.wall_s),
         "attempts": str(len(record.launches)),

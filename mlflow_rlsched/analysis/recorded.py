@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -77,6 +78,7 @@ class RunRecord:
         warnings: What a person should know of it (``run_warnings``).
         now: When it was read, seconds since the epoch: the end of what goes on.
         spoilt: What of it could not be read, a sentence each.
+        is_gone: Whether its directory is gone, or another user's.
     """
 
     task: Task
@@ -85,6 +87,7 @@ class RunRecord:
     warnings: Sequence[Mapping[str, Any]]
     now: float
     spoilt: Sequence[str] = ()
+    is_gone: bool = False
 
     @property
     def end(self) -> float:
@@ -115,6 +118,12 @@ def read(store: Store, task: Task, now: float) -> RunRecord:
     run_dir = Path(task.spec.run_dir)
     decisions, torn = overview.read(run_dir)
     spoilt = [overview.spoilt_text(torn)] if torn else []
+    is_gone = not os.access(run_dir, os.R_OK | os.X_OK)
+    if is_gone:
+        spoilt.append(
+            f"what its training told, and what was decided on it, is not known: its directory"
+            f" {run_dir} is gone, or another user's"
+        )
     initial = int(task.spec.config.get("gpus", {}).get("initial", 1))
     held = {record["attempt"]: record["before"]["gpus"] for record in decisions}
     launches = []
@@ -127,7 +136,7 @@ def read(store: Store, task: Task, now: float) -> RunRecord:
                 f"{wild} of the reports of attempt {attempt.number} are torn, or not of its time,"
                 " and are left out"
             )
-    return RunRecord(task, launches, decisions, run_warnings.read(run_dir), now, spoilt)
+    return RunRecord(task, launches, decisions, run_warnings.read(run_dir), now, spoilt, is_gone)
 
 
 def _told(folder: Path, attempt: Attempt, now: float) -> tuple[list[Told], int]:

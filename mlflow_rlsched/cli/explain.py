@@ -161,8 +161,8 @@ def _followed(record: Record, after: Record) -> str:
     then, now = record["history"]["throughput"], after["history"]["throughput"]
     if then is not None and now is not None:
         said.append(f"{then:.4g} → {now:.4g} samples/s")
-    then, now = record["state"]["loss"], after["state"]["loss"]
-    if not then["missing"] and not now["missing"]:
+    then, now = (each["state"].get("loss") for each in (record, after))
+    if then and now and not then["missing"] and not now["missing"]:
         said.append(f"loss {then['value']:.4g} → {now['value']:.4g} of the first loss")
     said.append(f"reward {after['reward']['total']:+.4g}")
     return ", ".join(said)

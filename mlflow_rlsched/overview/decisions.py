@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from mlflow_rlsched import decision_log
 from mlflow_rlsched.policy.history import History
+from mlflow_rlsched.policy.interval import LARGEST
 
 Record = Mapping[str, Any]
+
+
+_Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+_Seconds = Annotated[float, Field(ge=0, le=1e11)]  # dates up to the year 5000
+_Count = Annotated[int, Field(ge=0)]
 
 
 class _Finite(BaseModel):
@@ -19,15 +25,15 @@ class _Finite(BaseModel):
 
 
 class _Setting(_Finite):
-    gpus: int
-    batch_size: int | None
-    lr_scale: float
+    gpus: _Count
+    batch_size: _Count | None
+    lr_scale: _Number
 
 
 class _Action(_Finite):
     gpu_delta: int
-    batch_factor: float
-    lr_factor: float
+    batch_factor: _Number
+    lr_factor: _Number
 
 
 class _Proposal(_Finite):
@@ -42,32 +48,32 @@ class _Alternative(_Finite):
 
 
 class _Known(_Finite):
-    value: float
-    normalised: float
+    value: _Number
+    normalised: _Number
     missing: bool
 
 
 class _Reward(_Finite):
-    throughput: float
-    cost: float
-    progress: float
-    smoothness: float
-    penalty: float
-    total: float
+    throughput: _Number
+    cost: _Number
+    progress: _Number
+    smoothness: _Number
+    penalty: _Number
+    total: _Number
 
 
 class _Scales(_Finite):
-    total_s: float
+    total_s: _Number
 
 
 class _Terms(_Finite):
-    progress: float
-    duration_s: float
+    progress: _Number
+    duration_s: _Seconds
     scales: _Scales
 
 
 class _Training(_Finite):
-    learning_rate: float | None = None
+    learning_rate: _Number | None = None
 
 
 def _history(value: dict[str, Any]) -> dict[str, Any]:
@@ -77,18 +83,18 @@ def _history(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Measured(_Finite):
-    samples: float | None
-    progress: float | None
-    throughput: float | None
-    throughput_noise: float | None
-    memory_total: float | None
+    samples: _Number | None
+    progress: _Number | None
+    throughput: _Number | None
+    throughput_noise: _Number | None
+    memory_total: _Number | None
 
 
 class _Decision(_Finite):
     number: int
     attempt: int
-    time: float
-    elapsed_s: float
+    time: _Seconds
+    elapsed_s: _Seconds
     policy: str
     version: str
     reason: str
@@ -102,7 +108,7 @@ class _Decision(_Finite):
     terms: _Terms
     training: _Training
     history: Annotated[dict[str, Any], AfterValidator(_history)]
-    inputs: list[float] | None = None
+    inputs: list[_Number] | None = None
     alternatives: dict[str, _Alternative] = {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mlflow_rlsched.analysis.findings import Finding, findings, unknown
 from mlflow_rlsched.analysis.profile import Profile, profile, to_json
 from mlflow_rlsched.analysis.profile_text import markdown
 from mlflow_rlsched.analysis.readings import Readings, read
-from mlflow_rlsched.analysis.recorded import RunRecord
+from mlflow_rlsched.analysis.recorded import Launch, RunRecord
+from mlflow_rlsched.store import DeviceShare
 from tests.analysis.conftest import Lived, Rlsched, document
 from tests.analysis.records import START, decision, launch, run, told
 from tests.learning.experiments import tracking
@@ -129,16 +131,20 @@ def test_idle_devices_with_room_can_take_a_larger_batch() -> None:
         decision(2, 20, gpu_utilisation=0.6, memory_used=0.4, duration=10.0),
         decision(3, 20, duration=10.0),
     ]
-    found = made(run(launch(1, 0, 50, told((0, 0), (50, 1))), ended=50, decisions=decisions))
+    on_slot = launch(1, 0, 50, told((0, 0), (50, 100)))
+    gpu = replace(on_slot.attempt, devices=[DeviceShare("GPU-1")])
+    found = made(run(Launch(gpu, on_slot.told, 1), ended=50, decisions=decisions))
     assert found.utilisation == pytest.approx(0.3)
     (finding,) = findings(found)
     assert finding.evidence == "mean utilisation 30%"
     assert "memory is at most 40%" in finding.setting
+    (finding,) = findings(made(run(on_slot, ended=50, decisions=decisions)))
+    assert "slots are counted, not pinned" in finding.setting
 
 
 def test_full_memory_throttling_and_energy() -> None:
     found = made(
-        run(launch(1, 0, 50, told((0, 0), (50, 1))), ended=50),
+        run(launch(1, 0, 50, told((0, 0), (50, 100))), ended=50),
         **{"memory": 0.95, "throttled": 0.1, "celsius": 88.0, "utilisation": 0.9},
         energy_j=7.2e6,
     )
@@ -157,7 +163,7 @@ def test_devices_that_pay_little() -> None:
 
 
 def test_unknown_is_said_and_not_guessed() -> None:
-    found = made(run(launch(1, 0, 50, told((0, 0), (50, 1)), devices=2), ended=50))
+    found = made(run(launch(1, 0, 50, told((0, 0), (50, 100)), devices=2), ended=50))
     sentences = " ".join(unknown(found))
     for what in ("input", "communication", "utilisation", "memory", "energy", "cost"):
         assert what in sentences

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_rlsched.analysis.recorded import Launch, RunRecord
+from mlflow_rlsched.analysis.recorded import Launch, RunRecord, Told
+from mlflow_rlsched.analysis.steps import steps
 from mlflow_rlsched.analysis.timeline import device_seconds_by_part, seconds_by_part, stretches
 from mlflow_rlsched.store import State
-from tests.analysis.records import launch, run, told
+from tests.analysis.records import START, launch, run, told
 
 
 def parts(record: RunRecord, **more: object) -> dict[str, float]:
@@ -23,6 +24,19 @@ def test_a_run_without_trouble() -> None:
     reports = told((30, 0), (50, 100), (90, 300))
     record = run(launch(1, 20, 95, reports), ended=95)
     assert parts(record) == {"queue": 20, "start": 10, "compute": 60, "ending": 5}
+
+
+def test_what_a_training_does_before_its_first_step_is_starting() -> None:
+    """It says hello, builds its model, makes its first step, and then many a second."""
+    reports = [Told(START + at, float(step), 8.0 * step) for at, step in ((10, 0), (25, 1))]
+    reports += [Told(START + 35, 101.0, 808.0)]
+    record = run(launch(1, 0, 35, reports), ended=35)
+    assert parts(record) == {"start": 25, "compute": 10}
+    (measured,) = steps(run(launch(1, 0, 35, [each._replace(batch=8.0) for each in reports])))
+    assert measured.step_s == pytest.approx(0.1)
+    resumed = [each._replace(step=(each.step or 0) + 500) for each in reports]
+    later = run(launch(1, 0, 5, reason="resized"), launch(2, 5, 40, resumed), ended=40)
+    assert parts(later) == {"silent": 5, "restart": 20, "compute": 10, "ending": 5}
 
 
 def test_what_the_training_waits_for_its_input_is_no_computing() -> None:

@@ -138,3 +138,18 @@ def test_a_run_folder_that_is_gone_is_no_traceback(
     (home() / "runs" / RUN).rmdir()
     assert rlsched("explain", RUN).exit_code == 2
     assert rlsched("show", RUN).exit_code == 0
+
+
+def test_spoilt_lines_are_counted_and_left_out(
+    rlsched: Rlsched, decided: list[dict[str, object]]
+) -> None:
+    run_dir = home() / "runs" / RUN
+    decision_log.append(run_dir, decided[-1] | {"number": 6, "history": {"samples": "many"}})
+    decision_log.append(run_dir, {"number": 7})
+    with open(run_dir / decision_log.NAME, "a") as file:
+        file.write('{"number": 8, "att')
+    for command in ("show", "explain"):
+        result = rlsched(command, RUN)
+        assert result.exit_code == 0, result.output
+        assert "3 lines of decisions.jsonl cannot be read" in result.stderr
+    assert "of 5 decisions changed something" in rlsched("show", RUN).stdout
