@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -199,3 +200,30 @@ def test_readings_count_only_while_devices_are_held(tmp_path: Path) -> None:
     assert found.utilisation == pytest.approx(0.7)
     assert found.throttled == pytest.approx(0.2)
     assert found.memory == pytest.approx(0.3)
+
+
+def test_records_that_are_spoilt_or_gone_are_said_to_be(
+    lived: Lived, rlsched: Rlsched, tmp_path: Path
+) -> None:
+    run_dir = Path(lived.world.task(lived.recovered).spec.run_dir)
+    kept = tmp_path / "kept"
+    shutil.copytree(run_dir, kept)
+    reports = run_dir / "attempts" / "1" / "report.jsonl"
+    later = [{"time": 1e300, "step": 1, "samples": 1e308}, {"time": 0, "step": 2, "batch_size": -1}]
+    with open(reports, "a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in later) + '{"ti\n')
+    log = run_dir / "decisions.jsonl"
+    log.write_text(log.read_text().replace('"terms"', '"termz"', 1) + '{"number"\n')
+    page = tmp_path / "page.html"
+    found = rlsched("profile", lived.recovered, "--html", str(page))
+    assert found.exit_code == 0, found.output
+    assert "3 of the reports of attempt 1 are torn, or not of its time" in found.stdout
+    assert "2 lines of decisions.jsonl cannot be read" in found.stdout
+    report: Any = document(rlsched("report", "--json"))
+    assert "of 1 runs some decisions cannot be read, and are left out" in report["unknown"]
+    shutil.rmtree(run_dir)
+    found = rlsched("profile", lived.recovered)
+    assert f"its directory {run_dir} is gone" in found.stdout
+    assert "attach()" not in found.stdout.split("not known")[0]
+    assert "its directory is gone" in rlsched("replay", lived.recovered).stderr
+    shutil.copytree(kept, run_dir)

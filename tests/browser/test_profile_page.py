@@ -12,6 +12,8 @@ from mlflow_rlsched.analysis.profile_page import page
 from mlflow_rlsched.analysis.readings import Readings
 from tests.analysis.records import launch, run, told
 
+_COLOUR = "element => getComputedStyle(element).color"
+
 
 def test_the_page_stands_alone(browser: Browser, tmp_path: Path) -> None:
     first = launch(1, 20, 60, told((30, 0), (60, 400)), reason="resized")
@@ -21,7 +23,9 @@ def test_the_page_stands_alone(browser: Browser, tmp_path: Path) -> None:
     found = profile(record, Readings(), None, None)
     path = tmp_path / "profile.html"
     path.write_text(page(found, findings(found), unknown(found)))
-    context = browser.new_context()
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, color_scheme="dark", reduced_motion="reduce"
+    )
     shown = context.new_page()
     asked: list[str] = []
     troubles: list[str] = []
@@ -31,6 +35,13 @@ def test_the_page_stands_alone(browser: Browser, tmp_path: Path) -> None:
     shown.goto(path.as_uri())
     shown.locator(".js-plotly-plot .main-svg").nth(8).wait_for()
     assert shown.locator(".js-plotly-plot").count() == 4
+    assert shown.evaluate("document.documentElement.scrollWidth") == 390
+    text = shown.locator(".legendtext").first
+    colours = {
+        shown.locator("body").evaluate(_COLOUR),
+        text.evaluate(_COLOUR.replace("color", "fill")),
+    }
+    assert colours == {"rgb(223, 228, 234)"}  # light on dark, in pictures too
     assert "Profile of <script>" in shown.locator("h1").inner_text()
     assert troubles == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
