@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("uniform(a,b)", "loguniform(a,b)", "int(a,b)", "int(a,b,log)", "choice(a,b,…)")
 
 _NAMES = ("uniform", "loguniform", "int", "choice")
-_CALL = re.compile(r"\s*([A-Za-z_]+)\s*\((.*)\)\s*", re.DOTALL)
+_CALL = re.compile(r"\s*([A-Za-z_]+)\s*([(\[{].*?)\s*", re.DOTALL)
 _ITEM = re.compile(r"""\s*('[^']*'|"[^"]*"|[^,]*)\s*(,|$)""")
 
 
@@ -64,12 +64,6 @@ def parse(assignments: Sequence[str]) -> Space:
 
 
 def _parsed(name: str, expression: str) -> BaseDistribution | str:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
-
     found = _CALL.fullmatch(expression)
     kind = found.group(1) if found else ""
     if found is None or kind not in _NAMES:
@@ -80,26 +74,37 @@ def _parsed(name: str, expression: str) -> BaseDistribution | str:
                 f" {_kinds()}"
             )
         return expression
-    items = _items(found.group(2))
+    forms = " or ".join(each for each in KINDS if each.startswith(f"{kind}("))
+    wrong = SpaceError(f"-P {name}: {expression} must be {forms}")
+    body = found.group(2)
+    if not (body.startswith("(") and body.endswith(")")):
+        raise wrong
+    items = _items(body[1:-1])
     if kind == "choice":
+        from optuna.distributions import CategoricalDistribution
+
         return CategoricalDistribution(_choices(name, items))
     log = kind == "loguniform"
     if kind == "int" and len(items) == 3 and items[2] == "log":
         log, items = True, items[:2]
     if len(items) != 2:
-        forms = " or ".join(each for each in KINDS if each.startswith(f"{kind}("))
-        raise SpaceError(f"-P {name}: {expression} must be {forms}")
-    if kind == "int":
-        low, high = (_whole(name, item) for item in items)
-    else:
-        low, high = (_real(name, item) for item in items)
+        raise wrong
+    return _interval(name, expression, items, log, whole=kind == "int")
+
+
+def _interval(
+    name: str, expression: str, ends: Sequence[str], log: bool, whole: bool
+) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    low, high = (_whole(name, end) if whole else _real(name, end) for end in ends)
     if low >= high:
         raise SpaceError(
             f"-P {name}: {expression} goes from {low:g} to {high:g}: swap them, or give one value"
         )
     if log and low <= 0:
         raise SpaceError(f"-P {name}: {expression} is logarithmic: it must begin above 0")
-    if kind == "int":
+    if whole:
         return IntDistribution(int(low), int(high), log=log)
     return FloatDistribution(low, high, log=log)
 

@@ -48,6 +48,8 @@ def test_anything_else_is_fixed(text: str) -> None:
         ([], "nothing is searched"),
         (["lr=uniform(0,1)", "lr=3"], "-P lr is given twice"),
         (["lr=unifrom(0,1)"], "did you mean uniform"),
+        (["lr=uniform(0,1"], r"must be uniform\(a,b\)"),
+        (["lr=loguniform[1e-4,1]"], r"must be loguniform\(a,b\)"),
         (["lr=uniform(0)"], r"must be uniform\(a,b\)"),
         (["lr=int(1,2,3)"], r"must be int\(a,b\) or int\(a,b,log\)"),
         (["lr=uniform(1,0)"], "goes from 1 to 0"),
