@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,14 @@ TRIAL = "rlsched.trial"
 RUNS_PAGE = 1000
 CURVES = 250
 """Runs whose curves are asked for at once."""
+
+STEPS = frozenset(range(16)).union(
+    *(range(1 << power, 2 << power, 1 << power - 3) for power in range(4, 40))
+)
+"""Steps whose values are handed to Optuna: all below 16, then 8 per octave.
+
+They depend on nothing, so that curves of any length have the same ones, which pruners compare.
+"""
 
 LARGEST = 1.79e308
 """MLflow's databases keep infinities as the largest number."""
@@ -75,6 +85,33 @@ def ended(run: Run, metric: str) -> Ended:
     return Ended("pruned" if pruned and status == "KILLED" else "complete", value)
 
 
+def check_origin(run: Run, project: str | None, entry_point: str | None) -> None:
+    """See whether a run is one of a project, where it says so of itself.
+
+    Args:
+        run: The run.
+        project: Folder or address of the project, None for any.
+        entry_point: Its entry point, None for any.
+
+    Raises:
+        LeftOutError: It is a run of something else.
+    """
+    tags = run.data.tags
+    if tags.get("mlflow.source.type") != "PROJECT":
+        return
+    of = _last_part(tags.get("mlflow.source.name", ""))
+    if project is not None and of != _last_part(os.path.abspath(project)):
+        raise LeftOutError(f"is of another project, {of}")
+    point = tags.get("mlflow.project.entryPoint", "main")
+    if entry_point is not None and point != entry_point:
+        raise LeftOutError(f"is of another entry point, {point}")
+
+
+def _last_part(address: str) -> str:
+    """What a project is called, wherever it is checked out."""
+    return re.split(r"[/#]", address.rstrip("/#"))[-1].removesuffix(".git")
+
+
 def trained_with(run: Run) -> Mapping[str, str]:
     """Parameters of a run, those that were tuned as they were in force, as texts by name.
 
@@ -91,15 +128,6 @@ def trained_with(run: Run) -> Mapping[str, str]:
 def is_finite(value: float) -> bool:
     """Whether a metric's value, as MLflow returns it, is a finite number."""
     return math.isfinite(value) and abs(value) < LARGEST
-
-
-def kept(step: int) -> bool:
-    """Whether a step's value is handed to Optuna: all steps below 16, then 8 to 16 per octave.
-
-    It depends on the step alone, so that curves of any length have the same steps, which pruners
-    compare.
-    """
-    return step >= 0 and step % (1 << max(0, step.bit_length() - 4)) == 0
 
 
 def runs_of(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
@@ -124,7 +152,7 @@ def runs_of(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
 def curves(
     client: MlflowClient, run_ids: Sequence[str], metric: str
 ) -> dict[str, dict[int, float]]:
-    """Finite values of a metric by step, by run; of a step that was logged twice the last."""
+    """Finite values of a metric at ``STEPS``, by run; of a step that was logged twice the last."""
     found: dict[str, dict[int, float]] = {run_id: {} for run_id in run_ids}
     # MlflowClient reads the history of one run at a time.
     store = client._tracking_client.store
@@ -140,7 +168,7 @@ def curves(
 
 
 def _keep(curve: dict[int, float], step: int, value: float) -> None:
-    if kept(step) and is_finite(value):
+    if step in STEPS and is_finite(value):
         curve[step] = value
 
 
@@ -152,6 +180,7 @@ def _rows(store: Any, run_ids: Sequence[str], metric: str) -> list[tuple[str, in
         query = session.query(*columns).filter(
             SqlMetric.key == metric,
             SqlMetric.run_uuid.in_(run_ids),
+            SqlMetric.step.in_(STEPS),
             SqlMetric.is_nan == False,  # noqa: E712 - SQL's, not Python's
         )
         return list(query.order_by(SqlMetric.step, SqlMetric.timestamp).all())

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 RUN_ID = "rlsched.run_id"
 """User attribute of a trial: the MLflow run that it is."""
 
-SEEDED = "rlsched.seeded"
-"""User attribute of a study: what was added to it so far and what was left out the last time."""
+SET_ASIDE = "rlsched.set_aside"
+"""User attribute of a trial that does not count, and why."""
+
+LEFT_OUT = "rlsched.left_out"
+"""User attribute of a study: the past runs that its last seeding left out, by reason."""
 
 FAR = 10.0
 """Interquartile ranges beyond the quartiles from which a value is an outlier."""
@@ -63,14 +66,24 @@ class Seeded:
         return self.complete + self.pruned + self.failed
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Wanted:
+    """What a run must be to make a trial: the arguments of ``seed_study``."""
+
+    params: Mapping[str, BaseDistribution]
+    metric: str
+    fixed: Mapping[str, str]
+    project: str | None
+    entry_point: str | None
+
+
+@dataclass(frozen=True)
 class _Candidate:
     """A run that makes a trial, unless its value is an outlier."""
 
     run_id: str
     ended: history.Ended
-    params: dict[str, Any]
-    curve: dict[int, float] = field(default_factory=dict)
+    params: Mapping[str, Any]
 
 
 def seed_study(
@@ -80,6 +93,8 @@ def seed_study(
     params: Mapping[str, BaseDistribution],
     metric: str = "val_loss",
     fixed: Mapping[str, str] | None = None,
+    project: str | None = None,
+    entry_point: str | None = None,
     tracking_uri: str | None = None,
 ) -> Seeded:
     """Add the past runs of an experiment to a study, as trials, each once and for all.
@@ -97,7 +112,10 @@ def seed_study(
         params: Distribution by name of the parameters that the study searches. A run that has one
             of them not at all, or outside its distribution, makes no trial.
         metric: The objective: the metric whose last value a run is judged by.
-        fixed: Values that other parameters must have for a run to count.
+        fixed: Values that other parameters must have for a run to count, where it has them.
+        project: Folder or address of the project that a run must be of, where it is one of a
+            project; the last part of it is compared.
+        entry_point: The entry point that such a run must be of.
         tracking_uri: MLflow tracking URI; None for the current one.
 
     Raises:
@@ -116,7 +134,8 @@ def seed_study(
     lock = FileLock(lock_path(study.study_name, "seeding"))
     lock.acquire(math.inf)
     try:
-        return _seed(study, client, found.experiment_id, params, metric, fixed or {})
+        wanted = _Wanted(params, metric, fixed or {}, project, entry_point)
+        return _seed(study, client, found.experiment_id, wanted)
     finally:
         lock.release()
 
@@ -144,16 +163,10 @@ def check(study: Study, params: Mapping[str, BaseDistribution]) -> None:
                 ) from None
 
 
-def _seed(
-    study: Study,
-    client: MlflowClient,
-    experiment_id: str,
-    params: Mapping[str, BaseDistribution],
-    metric: str,
-    fixed: Mapping[str, str],
-) -> Seeded:
+def _seed(study: Study, client: MlflowClient, experiment_id: str, wanted: _Wanted) -> Seeded:
     left_out: Counter[str] = Counter()
-    known = {trial.user_attrs.get(RUN_ID) for trial in study.get_trials(deepcopy=False)}
+    trials = study.get_trials(deepcopy=False)
+    known = {trial.user_attrs.get(RUN_ID) for trial in trials}
     own = study.user_attrs.get(history.SEARCH)
     candidates, seen = [], 0
     for run in history.runs_of(client, experiment_id):
@@ -162,34 +175,34 @@ def _seed(
             seen += history.TRIAL in run.data.tags or run.info.run_id in known
             continue
         try:
-            candidates.append(_candidate(run, params, metric, fixed))
+            candidates.append(_candidate(run, wanted))
         except LeftOutError as reason:
             left_out[str(reason)] += 1
-    usable = _without_outliers(candidates, metric, left_out)
+    values = [trial.value for trial in trials if trial.state.name == "COMPLETE"]
+    usable = _without_outliers(candidates, values, wanted.metric, left_out)
     told = [each.run_id for each in usable if each.ended.state != "failed"]
-    curves = history.curves(client, told, metric)
+    curves = history.curves(client, told, wanted.metric)
     added: Counter[str] = Counter()
     for each in usable:
-        each.curve = curves.get(each.run_id, {})
-        if each.ended.state == "pruned" and not each.curve:
-            left_out[f"has no {metric} by step"] += 1
+        curve = curves.get(each.run_id, {})
+        if each.ended.state == "pruned" and not curve:
+            left_out[f"has no {wanted.metric} by step"] += 1
             continue
-        study.add_trial(
-            trial_of(each.ended, each.params, params, each.curve, {RUN_ID: each.run_id})
-        )
+        attributes = {RUN_ID: each.run_id}
+        study.add_trial(trial_of(each.ended, each.params, wanted.params, curve, attributes))
         added[each.ended.state] += 1
     seeded = Seeded(**added, known=seen, left_out=dict(left_out.most_common()))
-    _remember(study, seeded, experiment_id)
+    if study.user_attrs.get(LEFT_OUT) != seeded.left_out:
+        study.set_user_attr(LEFT_OUT, seeded.left_out)
     return seeded
 
 
-def _candidate(
-    run: Run, params: Mapping[str, BaseDistribution], metric: str, fixed: Mapping[str, str]
-) -> _Candidate:
+def _candidate(run: Run, wanted: _Wanted) -> _Candidate:
     if history.SEARCH in run.data.tags and history.TRIAL not in run.data.tags:
         raise LeftOutError("is the parent run of a search")
-    ended = history.ended(run, metric)
-    return _Candidate(run.info.run_id, ended, values_of(run, params, fixed))
+    ended = history.ended(run, wanted.metric)
+    history.check_origin(run, wanted.project, wanted.entry_point)
+    return _Candidate(run.info.run_id, ended, values_of(run, wanted.params, wanted.fixed))
 
 
 def values_of(
@@ -242,15 +255,18 @@ def trial_of(
 
 
 def _without_outliers(
-    candidates: Sequence[_Candidate], metric: str, left_out: Counter[str]
+    candidates: Sequence[_Candidate],
+    known: Sequence[float],
+    metric: str,
+    left_out: Counter[str],
 ) -> list[_Candidate]:
-    """Those whose value is not absurdly far from the others', to either side."""
+    """Those whose value is not absurdly far from all others', to either side."""
     import numpy as np
 
     values = [each.ended.value for each in candidates if each.ended.state == "complete"]
-    if len(values) < FEWEST:
+    if len(values) + len(known) < FEWEST:
         return list(candidates)
-    low, high = np.percentile(np.array(values, dtype=float), [25, 75])
+    low, high = np.percentile(np.array([*known, *values], dtype=float), [25, 75])
     margin = FAR * (high - low)
     usable = [
         each
@@ -262,15 +278,3 @@ def _without_outliers(
     if len(usable) < len(candidates):
         left_out[f"{metric} is an outlier"] = len(candidates) - len(usable)
     return usable
-
-
-def _remember(study: Study, seeded: Seeded, experiment_id: str) -> None:
-    """Tell the study what was added in all, for those who look at it."""
-    before = study.user_attrs.get(SEEDED, {})
-    total = {
-        state: before.get(state, 0) + getattr(seeded, state)
-        for state in ("complete", "pruned", "failed")
-    }
-    told = {**total, "left_out": dict(seeded.left_out), "experiment_id": experiment_id}
-    if told != before:
-        study.set_user_attr(SEEDED, told)
