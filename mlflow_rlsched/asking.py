@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SERVER_WAIT_S = 20.0
+_IMPATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
 def ask_server(action: Callable[[], object]) -> str | None:
@@ -16,8 +18,8 @@ def ask_server(action: Callable[[], object]) -> str | None:
     Returns:
         What went wrong, None when the action ended well within ``SERVER_WAIT_S``.
     """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    for name, text in _IMPATIENT.items():
+        os.environ.setdefault(name, text)
     outcome: list[str | None] = []
 
     def run() -> None:
@@ -33,6 +35,21 @@ def ask_server(action: Callable[[], object]) -> str | None:
     thread.start()
     thread.join(SERVER_WAIT_S)
     return outcome[0] if outcome else f"no answer within {SERVER_WAIT_S:g} s"
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Give a server seconds to answer, where MLflow goes on trying for minutes.
+
+    One thread at a time: MLflow reads this from the environment, which a process has once.
+    """
+    added = {name: text for name, text in _IMPATIENT.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def tracking_store_is_there(uri: str) -> bool:

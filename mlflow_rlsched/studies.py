@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
 JOURNAL = "journal:///"
+POSTGRES = "postgresql://"
 REFERENCE = "study:"
 """How a configuration names the best of a study: ``study:NAME`` or ``study:NAME@STORAGE``."""
 
@@ -34,7 +37,7 @@ def default_storage() -> str:
 
 
 def import_optuna() -> Any:
-    """The package ``optuna``, quiet but for warnings.
+    """The package ``optuna``.
 
     Raises:
         StudyError: It is not installed.
@@ -45,8 +48,18 @@ def import_optuna() -> Any:
         raise StudyError(
             "studies need Optuna: `pip install 'mlflow-rlsched[search]'`, or `pip install optuna`"
         ) from None
-    if optuna.logging.get_verbosity() < optuna.logging.WARNING:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def quiet_optuna() -> Any:
+    """The package ``optuna`` for a program of ours: it says nothing but warnings.
+
+    Raises:
+        StudyError: It is not installed.
+    """
+    optuna = import_optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     return optuna
 
 
@@ -68,13 +81,34 @@ def open_storage(url: str) -> BaseStorage:
             return optuna.storages.JournalStorage(Journal(path))
         if url.startswith(("redis://", "rediss://")):
             return optuna.storages.JournalStorage(JournalRedisBackend(url))
+        if url.startswith(POSTGRES):  # which driver that is depends on SQLAlchemy's version
+            return optuna.storages.get_storage(f"postgresql+psycopg://{url.removeprefix(POSTGRES)}")
         return optuna.storages.get_storage(url)
-    except Exception as error:  # databases and their drivers raise all kinds
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except ImportError as error:
         raise StudyError(
-            f"the storage {redacted(url)} cannot be used ({redacted(first)[:200]}): write"
-            f" {_STORAGES}"
+            f"the storage {redacted(url)} needs its driver: `pip install"
+            " 'mlflow-rlsched[postgres]'` or `'mlflow-rlsched[redis]'` have those of PostgreSQL"
+            " and Redis"
         ) from error
+    except Exception as error:  # databases and their drivers raise all kinds
+        raise StudyError(
+            f"the storage {redacted(url)} cannot be used ({first_line(error)}): write {_STORAGES}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What a storage says is wrong, shortly and without credentials."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return redacted((lines or [type(error).__name__])[0])[:200]
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What storages raise when they cannot be used any more."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    found = [import_optuna().exceptions.OptunaError, SQLAlchemyError]
+    redis = sys.modules.get("redis")
+    return (*found, redis.RedisError) if redis is not None else tuple(found)
 
 
 def storage_exists(url: str) -> bool:
@@ -92,13 +126,12 @@ def existing_study(name: str, url: str) -> Study:
         StudyError: There is none of this name.
     """
     optuna = import_optuna()
+    names: list[str] = []
     if storage_exists(url):
         storage = open_storage(url)
-        names = [each.study_name for each in storage.get_all_studies()]
+        names = optuna.get_all_study_names(storage)
         if name in names:
             return optuna.load_study(study_name=name, storage=storage)
-    else:
-        names = []
     known = f"it has {', '.join(sorted(names)[:10])}" if names else "it has none"
     raise StudyError(f"there is no study {name!r} in {redacted(url)}: {known}")
 
@@ -127,6 +160,12 @@ def as_text(value: Any) -> str:
 
 
 def lock_path(study_name: str, url: str) -> Path:
-    """File to lock for what one process at a time may do with a study."""
+    """File to lock for what one process at a time may do with a study.
+
+    However a file that holds it is written: ``sqlite:///a.db`` in another folder is another one.
+    """
+    for scheme in (JOURNAL, SQLITE):
+        if url.startswith(scheme):
+            url = scheme + str(Path(url.removeprefix(scheme)).resolve())
     digest = hashlib.sha256(f"{url} {study_name}".encode()).hexdigest()[:16]
     return locks_dir() / f"study-{digest}"

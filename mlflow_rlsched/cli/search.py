@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlflow_rlsched.cli.common import WrongUsage, plain, print_json, progress_bar
+from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.words import short
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def search(
     with _in_sentences():
         from mlflow_rlsched import studies
 
-        optuna = studies.import_optuna()
+        optuna = studies.quiet_optuna()
         plan = _plan(project, assignments, entry_point, version, experiment_name, backend_config)
         url = storage or studies.default_storage()
         with _alone(name, url):
@@ -101,13 +102,13 @@ def search(
             if seeded is not None and not as_json:
                 _say_seeded(seeded)
             interrupted, found, parent = _searched(study, plan, n_trials, jobs, as_json)
-    trials = found.own()
-    if as_json:
-        print_json(_told(study, plan, url, parent, seeded, trials))
-    elif not interrupted:
-        _say_best(study, trials, plan.metric)
-    if interrupted:
-        _say_interrupted(found)
+        trials, best = found.own(), _best(study)
+        if as_json:
+            print_json(_told(study, plan, url, parent, seeded, trials, best))
+        elif not interrupted:
+            _say_best(best, plan.metric)
+        if interrupted:
+            _say_interrupted(found)
     raise SystemExit(1 if interrupted or not any(trial.values for trial in trials) else 0)
 
 
@@ -194,6 +195,8 @@ def _seeded(study: Study, plan: Plan, experiment: str) -> Seeded:
         params=plan.space.searched,
         metric=plan.metric,
         fixed=plan.alike,
+        project=plan.request.project_uri,
+        entry_point=plan.request.entry_point,
         tracking_uri=plan.request.tracking_uri,
     )
 
@@ -244,13 +247,18 @@ def _params(params: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in params.items())
 
 
-def _say_best(study: Study, trials: list[FrozenTrial], metric: str) -> None:
+def _best(study: Study) -> FrozenTrial | None:
+    """The best complete trial, past runs among them; None where there is none."""
+    complete = any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
+    return study.best_trial if complete else None
+
+
+def _say_best(best: FrozenTrial | None, metric: str) -> None:
     from mlflow_rlsched.search.seeding import RUN_ID
 
-    if not any(trial.values for trial in trials):
+    if best is None:
         click.echo("no trial is complete", err=True)
         return
-    best = study.best_trial
     run = short(best.user_attrs.get(RUN_ID, ""))
     click.echo(f"best: trial {best.number}, {metric} {best.value:.6g}, run {run}")
     click.echo(" ".join(f"-P {name}={value}" for name, value in best.params.items()))
@@ -274,11 +282,10 @@ def _told(
     parent: str,
     seeded: Seeded | None,
     trials: list[FrozenTrial],
+    best: FrozenTrial | None,
 ) -> dict[str, Any]:
-    from mlflow_rlsched.credentials import redacted
     from mlflow_rlsched.search.trials import describe
 
-    complete = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
     return {
         "study": study.study_name,
         "storage": redacted(url),
@@ -286,27 +293,28 @@ def _told(
         "direction": plan.direction,
         "seeded": asdict(seeded) if seeded else None,
         "trials": [describe(trial, plan.metric) for trial in trials],
-        "best": describe(study.best_trial, plan.metric) if complete else None,
+        "best": None if best is None else describe(best, plan.metric),
     }
 
 
 @contextmanager
 def _in_sentences() -> Iterator[None]:
     """Let what is wrong with a search end in one line."""
-    from mlflow.exceptions import ExecutionException
+    from mlflow.exceptions import MlflowException
 
     from mlflow_rlsched.config import ConfigError
     from mlflow_rlsched.search import SeedingError
     from mlflow_rlsched.search.space import SpaceError
-    from mlflow_rlsched.studies import StudyError, import_optuna
+    from mlflow_rlsched.studies import StudyError, first_line, storage_errors
 
     try:
         yield
     except (SpaceError, ConfigError, SeedingError) as error:
         raise WrongUsage(str(error)) from error
-    except (StudyError, ExecutionException) as error:
-        raise click.ClickException(str(error)) from error
-    except Exception as error:
-        if not isinstance(error, import_optuna().exceptions.OptunaError):
-            raise
-        raise click.ClickException(f"the study cannot be used: {plain(error)}") from error
+    except (StudyError, MlflowException) as error:
+        raise click.ClickException(redacted(error)) from error
+    except storage_errors() as error:
+        why = first_line(error.__cause__ or error)
+        raise click.ClickException(
+            f"the study cannot be used any more ({why}): when it can, the same command goes on"
+        ) from error

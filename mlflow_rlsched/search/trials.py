@@ -13,13 +13,14 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mlflow.exceptions import ExecutionException
+from mlflow.exceptions import ExecutionException, MlflowException
 
 from mlflow_rlsched import requests
+from mlflow_rlsched.asking import impatient
 from mlflow_rlsched.backend import queue_task
 from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.daemon import AgentFiles, user_name
@@ -27,9 +28,10 @@ from mlflow_rlsched.requests import RefusedError
 from mlflow_rlsched.search import history
 from mlflow_rlsched.search.history import PRUNED, SEARCH, TRIAL, LeftOutError
 from mlflow_rlsched.search.plan import Plan
-from mlflow_rlsched.search.seeding import RUN_ID, trial_of, values_of
+from mlflow_rlsched.search.seeding import RUN_ID, SET_ASIDE, trial_of, values_of
 from mlflow_rlsched.store import Store, open_store
 from mlflow_rlsched.studies import as_text, import_optuna
+from mlflow_rlsched.submission.errors import reason
 from mlflow_rlsched.waiting import Keeper
 
 if TYPE_CHECKING:
@@ -40,13 +42,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("mlflow.rlsched")
 
-T = TypeVar("T")
-
 HOST = "rlsched.host"
 """User attribute of a trial: the host whose search follows it."""
-
-SET_ASIDE = "rlsched.set_aside"
-"""User attribute of a trial that does not count, and why."""
 
 REASON = "rlsched.reason"
 """User attribute of a failed trial: why."""
@@ -145,7 +142,8 @@ class Search:
                 self._follow_all(store, parent)
             status = "KILLED" if signals else "FINISHED"
         finally:
-            self._client.set_terminated(parent, status)
+            with self._bearing():
+                self._client.set_terminated(parent, status)
         return parent
 
     def _follow_all(self, store: Store, parent: str) -> None:
@@ -167,7 +165,7 @@ class Search:
         experiment = self._plan.request.experiment_id
         query = f"tags.`{SEARCH}` = '{self._id}'"
         order = ["attributes.start_time ASC"]
-        for run in self._client.search_runs([experiment], query, max_results=1, order_by=order):
+        for run in self._client.search_runs([experiment], query, order_by=order):
             if TRIAL not in run.data.tags:
                 self._client.update_run(run.info.run_id, status="RUNNING")
                 return str(run.info.run_id)
@@ -182,16 +180,21 @@ class Search:
 
     # Beginning
 
-    def _start(self, parent: str) -> None:
-        """Ask the study for values, and queue a run with them."""
+    def _ask(self) -> Trial:
+        """A trial with values that the study proposes, which bears our marks from its beginning."""
         optuna = import_optuna()
         waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
         if not any(trial.user_attrs.get(SEARCH) == self._id for trial in waiting):
             self.study.enqueue_trial({}, user_attrs=self._marks)
         trial = self.study.ask(self._plan.space.searched)
         for name, text in self._marks.items():
-            if name not in trial.user_attrs:  # somebody else has put it there
+            if trial.user_attrs.get(name) != text:  # somebody else has put it there
                 trial.set_user_attr(name, text)
+        return trial
+
+    def _start(self, parent: str) -> None:
+        """Queue a run of a new trial."""
+        trial = self._ask()
         values = {name: as_text(trial.params[name]) for name in self._plan.space.searched}
         request = replace(
             self._plan.request,
@@ -252,25 +255,31 @@ class Search:
     # Following
 
     def _follow(self, store: Store, each: Running) -> None:
+        with self._bearing():
+            try:
+                self._look(store, each)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._fail(each, "its run was removed from MLflow for good")
+
+    def _look(self, store: Store, each: Running) -> None:
         task = store.get(each.run_id)
         over = task is None or (task.state.final and task.tracked)
         now = time.monotonic()
-        if over or now > each.looked_at + CURVE_S:
-            each.looked_at = now
-            curve = self._asked(
-                lambda: history.curves(self._client, [each.run_id], self._plan.metric)
-            )
-            if curve is not None and not over:
-                self._report(store, each, curve[each.run_id])
-        if over:
-            run = self._asked(lambda: self._with_metric(self._client.get_run(each.run_id)))
-            if run is None or curve is None:
-                return
-            if task is None and run.info.end_time is None:
-                self._ask_again(each.trial)
-            else:
-                self._report(None, each, curve[each.run_id])
-                self._conclude(each, run)
+        if not over and now < each.looked_at + CURVE_S:
+            return
+        each.looked_at = now
+        curve = history.curves(self._client, [each.run_id], self._plan.metric)[each.run_id]
+        if not over:
+            self._report(store, each, curve)
+            return
+        run = self._with_metric(self._client.get_run(each.run_id))
+        if task is None and run.info.end_time is None:
+            self._ask_again(each.trial)
+        else:
+            self._report(None, each, curve)
+            self._conclude(each, run)
 
     def _report(self, store: Store | None, each: Running, curve: Mapping[int, float]) -> None:
         """Tell the pruner what is new, and stop a run that it has seen enough of."""
@@ -282,8 +291,8 @@ class Search:
 
     def _prune(self, store: Store, each: Running) -> None:
         """End a run as a person would; it says by its tag that it was a pruner."""
-        each.pruned = True
         self._client.set_tag(each.run_id, PRUNED, "true")
+        each.pruned = True
         task = store.get(each.run_id)
         if task is not None:
             with contextlib.suppress(RefusedError):  # it is over by itself
@@ -312,37 +321,48 @@ class Search:
             }
             if ended.state == "pruned" and not curve:
                 raise LeftOutError(f"it has no {self._plan.metric} by step")
-        except LeftOutError as reason:
-            each.trial.set_user_attr(REASON, str(reason))
-            self.study.tell(number, state=states.FAIL, skip_if_finished=True)
+        except LeftOutError as why:
+            self._fail(each, str(why))
+            return
+        if values != {name: each.trial.params[name] for name in space}:
+            attributes = {**self._marks, RUN_ID: each.run_id, ASKED: number}
+            self.study.add_trial(trial_of(ended, values, space, curve, attributes))
+            self._set_aside(number, each.trial, "it was tuned: another trial has its values")
+        elif ended.state == "pruned":
+            self.study.tell(number, state=states.PRUNED, skip_if_finished=True)
         else:
-            if values != {name: each.trial.params[name] for name in space}:
-                attributes = {**self._marks, RUN_ID: each.run_id, ASKED: number}
-                self.study.add_trial(trial_of(ended, values, space, curve, attributes))
-                self._set_aside(number, each.trial, "it was tuned: another trial has its values")
-                number = len(self.study.get_trials(deepcopy=False)) - 1
-            elif ended.state == "pruned":
-                self.study.tell(number, state=states.PRUNED, skip_if_finished=True)
-            else:
-                self.study.tell(number, ended.value, skip_if_finished=True)
-        self.running.pop(each.trial.number, None)
-        self._ended(self._frozen(number))
+            self.study.tell(number, ended.value, skip_if_finished=True)
+        self._over(each)
+
+    def _fail(self, each: Running, why: str) -> None:
+        number, state = each.trial.number, import_optuna().trial.TrialState.FAIL
+        each.trial.set_user_attr(REASON, why)
+        self.study.tell(number, state=state, skip_if_finished=True)
+        self._over(each)
+
+    def _over(self, each: Running) -> None:
+        """Say of a trial, or of the one that has its place, that it ended."""
+        number = each.trial.number
+        self.running.pop(number, None)
+        trials = self.study.get_trials(deepcopy=False)[number:]
+        told = [t for t in trials if number in (t.number, t.user_attrs.get(ASKED))]
+        self._ended(told[-1])
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
 
-    def _asked(self, question: Callable[[], T]) -> T | None:
-        """What the tracking server says; None, and a warning once, when it does not answer."""
+    @contextlib.contextmanager
+    def _bearing(self) -> Iterator[None]:
+        """Let the tracking server be away; said once, and asked again at the next look."""
         try:
-            answer = question()
-        except Exception as error:  # noqa: BLE001 - MLflow's stores raise all kinds
+            with impatient():
+                yield
+        except MlflowException as error:
             if not self._warned:
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                _logger.warning("=== MLflow does not answer, trials wait: %s ===", redacted(first))
+                _logger.warning("=== MLflow does not answer, trials wait: %s ===", reason(error))
             self._warned = True
-            return None
-        self._warned = False
-        return answer
+        else:
+            self._warned = False
 
 
 def describe(trial: FrozenTrial, metric: str) -> dict[str, Any]:

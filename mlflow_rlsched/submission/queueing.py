@@ -94,7 +94,7 @@ def _checked(
     project = Project.read(source, request.entry_point)
     parameters = Parameters(project, request.texts())
     settings = resolve(request.backend_config, source.folder)
-    parameters = with_starts(project, parameters, settings)
+    parameters, settings = with_starts(project, parameters, settings)
     config = find_knobs(settings, parameters.defaults, parameters.given)
     parent, limit = parent_run(config), device_limit()
     if parent is None or parent.shared_dir is None:

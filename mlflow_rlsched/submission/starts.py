@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from mlflow_rlsched.config import ConfigError, RunConfig, find_knobs
 from mlflow_rlsched.config.keys import BatchSize, LearningRate
+from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.studies import StudyError, best_parameters
 from mlflow_rlsched.submission.project import Project
 from mlflow_rlsched.submission.request import Parameters
 
 
-def with_starts(project: Project, parameters: Parameters, settings: RunConfig) -> Parameters:
+def with_starts(
+    project: Project, parameters: Parameters, settings: RunConfig
+) -> tuple[Parameters, RunConfig]:
     """The parameters, with the values of knobs that have a ``start`` and that the user left open.
+
+    And the settings without those, which may hold the password of a storage.
 
     Raises:
         ConfigError: A study cannot be used, or there is no such parameter.
@@ -21,14 +26,14 @@ def with_starts(project: Project, parameters: Parameters, settings: RunConfig) -
         "learning_rate": settings.learning_rate,
     }
     if not any(knob.start for knob in knobs.values()):
-        return parameters
+        return parameters, settings
     config = find_knobs(settings, parameters.defaults, parameters.given)
     values: dict[str, str] = {}
     for key, knob in knobs.items():
         name = getattr(config, key).param
         if knob.start is None or name in parameters.given:
             continue
-        where = f"{key}.start is {knob.start!r}"
+        where = f"{key}.start is {redacted(repr(knob.start))}"
         if name is None:
             raise ConfigError(f"{where}, but no parameter of the entry point is the {key}")
         try:
@@ -38,4 +43,8 @@ def with_starts(project: Project, parameters: Parameters, settings: RunConfig) -
         if name not in best:
             raise ConfigError(f"{where}, but that study does not search {name!r}")
         values[name] = best[name]
-    return Parameters(project, {**parameters.given, **values})
+    without = {key: knob.model_copy(update={"start": None}) for key, knob in knobs.items()}
+    return (
+        Parameters(project, {**parameters.given, **values}),
+        settings.model_copy(update=without),
+    )

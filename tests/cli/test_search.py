@@ -11,9 +11,11 @@ import pytest
 
 from mlflow_rlsched import studies
 from mlflow_rlsched.backend import RlschedBackend
+from mlflow_rlsched.config import store_url
 from mlflow_rlsched.filelock import FileLock
 from mlflow_rlsched.search.plan import planned
 from mlflow_rlsched.search.space import parse
+from mlflow_rlsched.store import open_store
 from mlflow_rlsched.submission import Request
 from tests.cli.conftest import Rlsched
 from tests.world import make_tracking_database
@@ -49,6 +51,10 @@ def test_without_optuna_it_says_what_to_install(
         ((*RATE, "--backend-config", "[]"), "must be a JSON object"),
         ((*RATE, "--backend-config", '{"objectiv": {}}'), "did you mean 'objective'"),
         ((*RATE, "--storage", "nosql://x"), "the storage nosql://x cannot be used"),
+        ((*RATE, "--storage", "journal:////proc/none/s"), "the storage journal:////proc/none/s"),
+        ((*RATE, "--storage", "postgresql://me:secret@127.0.0.1:1/s"), "postgresql://…@127.0.0.1"),
+        ((*RATE, "--storage", "redis://:secret@127.0.0.1:1"), "redis://…@127.0.0.1:1"),
+        ((*RATE, "--jobs", "0"), "0 is not in the range"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_made(
@@ -57,6 +63,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     result = rlsched("search", PROJECT, "--study", "s", *arguments)
     assert result.exit_code in (1, 2)
     assert why in result.output
+    assert "secret" not in result.output
     assert mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).search_runs(["0"]) == []
 
 
@@ -72,6 +79,9 @@ def test_a_study_has_one_search_at_a_time_and_one_direction(rlsched: Rlsched) ->
     assert result.exit_code == 1
     assert "another `rlsched search` works on the study 's'" in result.output
     lock.release()
+    folder = Path(url.removeprefix(studies.JOURNAL)).parent
+    other = f"{studies.JOURNAL}{folder}/../{folder.name}/studies.journal"
+    assert studies.lock_path("s", other) == studies.lock_path("s", url)
 
 
 def test_knobs_stay_inside_the_space_and_runs_are_alike() -> None:
@@ -107,5 +117,10 @@ def test_a_run_begins_with_the_best_of_a_study(monkeypatch: pytest.MonkeyPatch) 
         )
     assert start_of("study:s", {})["lr"] == "0.012"
     assert start_of("study:s", {"lr": "0.3"})["lr"] == "0.3"
+    (first, *_) = open_store(store_url(None, os.environ)).tasks()
+    assert first.spec.config["learning_rate"]["start"] is None, "it may hold a password"
     with pytest.raises(mlflow.exceptions.ExecutionException, match="there is no study 'other'"):
         start_of("study:other", {})
+    with pytest.raises(mlflow.exceptions.ExecutionException) as caught:
+        start_of("study:s@redis://:secret@127.0.0.1:1", {})
+    assert "secret" not in str(caught.value)

@@ -77,6 +77,49 @@ def test_a_run_that_teaches_nothing_is_a_failed_trial(
     assert trial.user_attrs["rlsched.reason"] == why
 
 
+def test_a_run_that_was_removed_for_good_is_a_failed_trial(
+    search: Search, past_run: PastRun, client: mlflow.MlflowClient
+) -> None:
+    run_id = past_run(0.4)
+    client.delete_run(run_id)
+    client._tracking_client.store._hard_delete_run(run_id)  # as `mlflow gc` does
+    with closing(open_store(search._plan.store)) as store:
+        search._follow(store, Running(asked(search), run_id))
+    (trial,) = search.own()
+    assert trial.state is TrialState.FAIL
+    assert trial.user_attrs["rlsched.reason"] == "its run was removed from MLflow for good"
+
+
+def test_trials_wait_while_mlflow_is_away(
+    search: Search, past_run: PastRun, client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    each = Running(asked(search), past_run(0.4))
+    with closing(open_store(search._plan.store)) as store:
+        search._client = mlflow.MlflowClient("http://127.0.0.1:1")
+        search._follow(store, each)
+        search._follow(store, each)
+        assert search.own() == []
+        search._client = client
+        search._follow(store, each)
+    assert [trial.value for trial in search.own()] == [0.4]
+    assert caplog.text.count("MLflow does not answer, trials wait") == 1
+
+
+def test_a_trial_that_another_host_put_in_and_we_run_is_ours(search: Search) -> None:
+    search.study.enqueue_trial({}, user_attrs={**search._marks, "rlsched.host": "elsewhere"})
+    assert search._ask().user_attrs == search._marks
+    assert len(search.study.trials) == 1
+
+
+def test_a_search_whose_parent_was_deleted_has_one_new_one(
+    search: Search, past_run: PastRun, client: mlflow.MlflowClient
+) -> None:
+    first = search._parent()
+    past_run(0.4, tags={"rlsched.search": search._id, "rlsched.trial": "0"})
+    client.delete_run(first)
+    assert search._parent() == search._parent() != first
+
+
 def test_a_trial_whose_run_is_not_to_be_found_is_asked_for_again(search: Search) -> None:
     asked(search)
     foreign = search.study.ask()
