@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from mlflow_rlsched.words import short
-from rlsched_dashboard import charts
+from rlsched_dashboard import charts, formats
 from rlsched_dashboard.charts import PALETTE, Figure
 from rlsched_dashboard.sources.studies import Parameter, Studied, Trial
 
 DRAWN_TRIALS = 5000
 """Trials that are drawn, the newest: more than that a browser draws slowly."""
 
-_SCALE = [[0, PALETTE[0]], [0.5, PALETTE[5]], [1, PALETTE[4]]]
+LINES = 500
+"""Lines of the parallel coordinates, the newest trials: more hide each other."""
+
+SHADES = 5
+LABEL = 14
+"""Characters of a name or choice beside an axis."""
 
 
 def history(study: Studied) -> Figure:
@@ -49,7 +54,7 @@ def importances(study: Studied) -> Figure:
         "type": "bar",
         "orientation": "h",
         "x": [study.importances[name] for name in names],
-        "y": names,
+        "y": [charts.text(name) for name in names],
         "marker": {"color": PALETTE[0]},
         "hovertemplate": "%{y}: %{x:.0%}<extra></extra>",
     }
@@ -62,24 +67,51 @@ def importances(study: Studied) -> Figure:
 
 
 def parallel(study: Studied) -> Figure:
-    """Each complete trial as a line through its values, the better the bluer."""
-    trials = study.complete[-DRAWN_TRIALS:]
-    values = [t.value for t in trials]
-    trace = {
-        "type": "parcoords",
-        "line": {
-            "color": values,
-            "colorscale": _SCALE,
-            "reversescale": study.maximizes,
-            "showscale": False,
+    """Each complete trial with all parameters as a line through its values.
+
+    The better, the less pale; the best one apart. Drawn as lines: Plotly's own kind of chart for
+    this needs WebGL.
+    """
+    sign = 1 if study.maximizes else -1
+    trials = sorted(study.entire[-LINES:], key=lambda t: sign * (t.value or 0.0))
+    axes = [_axis(each, trials) for each in study.parameters]
+    axes.append(_scale("value", [t.value or 0.0 for t in trials], float))
+    ends = [len(trials) * shade // SHADES for shade in range(SHADES)] + [len(trials) - 1]
+    traces = [
+        _lines(axes, trials, range(*span), PALETTE[0], 0.15 + 0.7 * shade / (SHADES - 1))
+        for shade, span in enumerate(pairwise(ends))
+    ]
+    best = range(len(trials) - 1, len(trials))
+    names = [charts.text(_clipped(axis.name)) for axis in axes]
+    return charts.figure(
+        [*traces, _lines(axes, trials, best, PALETTE[2], 1.0, width=3)],
+        x={
+            "tickmode": "array",
+            "tickvals": list(range(len(axes))),
+            "ticktext": names,
+            "range": [-0.05, len(axes) - 0.6],
+            "showgrid": True,
+            "ticks": "",
+            "fixedrange": True,
         },
-        "dimensions": [
-            *(_dimension(each, trials) for each in study.parameters),
-            {"label": "value", "values": values},
+        y={"visible": False, "range": [-0.08, 1.08], "fixedrange": True},
+        hovermode="closest",
+        showlegend=False,
+        margin={"l": 24, "r": 12, "t": 8, "b": 32},
+        annotations=[
+            {
+                "x": place,
+                "y": y,
+                "text": charts.text(_clipped(words)),
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 4,
+                "font": {"size": 11},
+            }
+            for place, axis in enumerate(axes)
+            for y, words in axis.ticks
         ],
-        "labelfont": {"size": 12},
-    }
-    return charts.figure([trace], margin={"l": 64, "r": 40, "t": 40, "b": 16})
+    )
 
 
 def slices(study: Studied) -> dict[str, Figure]:
@@ -100,48 +132,84 @@ def slices(study: Studied) -> dict[str, Figure]:
 
 
 def _dots(name: str, x: Sequence[Any], trials: Sequence[Trial], colour: str) -> charts.Trace:
-    about = [
-        f"trial {t.number}"
-        + (f", run {short(t.run_id)}" if t.run_id else "")
-        + "".join(f"<br>{key} = {value}" for key, value in t.params.items())
-        for t in trials
-    ]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "x": list(x),
         "y": [t.value for t in trials],
-        "text": about,
+        "text": [_about(t) for t in trials],
         "marker": {"size": 7, "color": colour},
-        "hovertemplate": "%{y:.4~g}<br>%{text}<extra></extra>",
+        "hovertemplate": "%{text}<extra></extra>",
     }
+
+
+def _about(trial: Trial) -> str:
+    """What is said of a trial under the pointer."""
+    run = f", run {short(trial.run_id)}" if trial.run_id else ""
+    lines = [f"{name} = {shown(value)}" for name, value in trial.params.items()]
+    return "<br>".join(
+        charts.text(line)
+        for line in (f"trial {trial.number}{run}", f"value {shown(trial.value)}", *lines)
+    )
+
+
+def shown(value: Any) -> str:
+    """A parameter's value for people."""
+    return formats.number(value) if isinstance(value, float) else str(value)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
 
 
 def _shown(parameter: Parameter, trial: Trial) -> Any:
     value = trial.params[parameter.name]
-    return str(value) if parameter.choices else value
+    return charts.text(str(value)) if parameter.choices else value
 
 
-def _dimension(parameter: Parameter, trials: Sequence[Trial]) -> dict[str, Any]:
-    """An axis of the parallel coordinates; a trial without the parameter is a gap."""
-    known = [t.params.get(parameter.name) for t in trials]
-    if parameter.choices:
-        places = {choice: place for place, choice in enumerate(parameter.choices)}
-        return {
-            "label": parameter.name,
-            "values": [places.get(str(value)) for value in known],
-            "tickvals": list(places.values()),
-            "ticktext": list(places),
-        }
-    if not parameter.log:
-        return {"label": parameter.name, "values": known}
-    logs = [None if value is None else math.log10(value) for value in known]
-    real = [value for value in logs if value is not None] or [0.0]
-    ticks = list(range(math.floor(min(real)), math.ceil(max(real)) + 1))
+class _Axis(NamedTuple):
+    """An axis of the parallel coordinates: where each trial crosses it, and what stands there."""
+
+    name: str
+    places: list[float]
+    ticks: list[tuple[float, str]]
+
+
+def _axis(parameter: Parameter, trials: Sequence[Trial]) -> _Axis:
+    values = [t.params[parameter.name] for t in trials]
+    if not parameter.choices:
+        return _scale(parameter.name, values, math.log10 if parameter.log else float)
+    last = max(1, len(parameter.choices) - 1)
+    ticks = {choice: place / last for place, choice in enumerate(parameter.choices)}
+    places = [ticks[str(value)] for value in values]
+    return _Axis(parameter.name, places, [(y, choice) for choice, y in ticks.items()])
+
+
+def _scale(name: str, values: Sequence[float], scale: Callable[[float], float]) -> _Axis:
+    low, high = min(values), max(values)
+    span = (scale(high) - scale(low)) or 1.0
+    places = [(scale(value) - scale(low)) / span for value in values]
+    return _Axis(name, places, [(0.0, formats.number(low)), (1.0, formats.number(high))])
+
+
+def _lines(
+    axes: Sequence[_Axis],
+    trials: Sequence[Trial],
+    which: range,
+    colour: str,
+    opacity: float,
+    width: float = 1.5,
+) -> charts.Trace:
+    """Some trials in one trace, with gaps between them."""
+    across = [*range(len(axes)), None]
     return {
-        "label": parameter.name,
-        "values": logs,
-        "tickvals": ticks,
-        "ticktext": [f"{10.0**tick:g}" for tick in ticks],
+        "type": "scatter",
+        "mode": "lines",
+        "x": across * len(which),
+        "y": [y for n in which for y in (*(axis.places[n] for axis in axes), None)],
+        "text": [about for n in which for about in [_about(trials[n])] * len(across)],
+        "opacity": opacity,
+        "line": {"color": colour, "width": width},
+        "hovertemplate": "%{text}<extra></extra>",
     }

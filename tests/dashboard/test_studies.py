@@ -55,19 +55,18 @@ def study() -> Any:
     made.add_trial(trial(0.4, 0.01, TrialState.COMPLETE, **own))
     made.add_trial(trial(0.8, 0.3, TrialState.PRUNED, **own))
     made.add_trial(trial(None, 0.3, TrialState.FAIL, **own, **{"rlsched.set_aside": "tuned"}))
-    told = {"complete": 2, "pruned": 0, "failed": 0, "left_out": {"cancelled": 3}}
-    made.set_user_attr("rlsched.seeded", told)
+    made.set_user_attr("rlsched.left_out", {"cancelled": 3})
     return made
 
 
 def test_a_study_is_shown_with_what_seeded_it(context: Context, study: Any) -> None:
     text = text_of(context, study="digits")
-    assert "failed" not in text.replace("added, failed", "")
     for words in ("History", "Parallel coordinates", "Best trials", "left out: cancelled"):
         assert words in text
     found = context.studies.study("digits")
     assert [t.number for t in found.trials] == [0, 1, 2, 3], "what was set aside does not count"
     assert [t.seeded for t in found.trials] == [True, True, False, False]
+    assert found.seeded == {"complete": 2}
     assert found.best is not None
     assert found.best.value == 0.4
 
@@ -78,10 +77,15 @@ def test_the_charts_say_what_the_study_says(context: Context, study: Any) -> Non
     assert drawn["best so far"]["y"] == [0.9, 0.7, 0.4]
     assert drawn["past run"]["y"] == [0.9, 0.7]
     assert drawn["pruned"]["y"] == [0.8]
-    rate, kind, value = study_charts.parallel(found)["data"][0]["dimensions"]
-    assert rate["ticktext"] == ["0.01", "0.1", "1"]
-    assert kind["values"] == [1, 1, 0]
-    assert value["values"] == [0.9, 0.7, 0.4]
+    parallel = study_charts.parallel(found)
+    assert parallel["layout"]["xaxis"]["ticktext"] == ["lr", "optimizer", "value"]
+    said = [(each["x"], each["y"], each["text"]) for each in parallel["layout"]["annotations"]]
+    assert said[:4] == [(0, 0, "0.01"), (0, 1, "0.5"), (1, 0, "a"), (1, 1, "b")]
+    best = parallel["data"][-1]
+    assert best["y"] == [0, 0, 0, None]
+    assert "trial 2" in best["text"][0]
+    lines = [trace["y"] for trace in parallel["data"] if trace["y"]]
+    assert lines[0] == [1, 1, 1, None], "the worst first, so that better ones lie above it"
     slices = study_charts.slices(found)
     assert slices["lr"]["layout"]["xaxis"]["type"] == "log"
     assert slices["optimizer"]["data"][0]["x"] == ["b", "b", "a"]

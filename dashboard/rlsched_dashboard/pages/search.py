@@ -16,6 +16,8 @@ from rlsched_dashboard.sources.studies import Studied
 BEST_TRIALS = 10
 """Trials in the table, the best ones."""
 
+_STATES = {"complete": "finished", "pruned": "pruned", "fail": "failed"}
+
 COMMAND = "rlsched search . --study NAME -P 'lr=loguniform(1e-4,1)' -P 'batch_size=int(16,512,log)'"
 
 
@@ -106,7 +108,7 @@ def _figures(study: Studied) -> Component:
                 "none" if best is None else formats.number(best.value),
                 which if best is None else f"trial {best.number}, {which}",
             ),
-            components.figure("Trials", str(len(own)), f"{study.running} run now"),
+            components.figure("Trials", str(len(own)), f"{study.running} running now"),
             components.figure(
                 "Pruned", str(sum(t.state == "pruned" for t in own)), "stopped by their curves"
             ),
@@ -128,8 +130,12 @@ def _charts(study: Studied) -> list[Component]:
                 "share in what the values differ by",
             )
         )
-    lines = charts.graph("search-parallel", study_charts.parallel(study), "Parallel coordinates")
-    made.append(components.card("Parallel coordinates", lines, note="the better the bluer"))
+    if study.entire:
+        lines = study_charts.parallel(study)
+        without = len(study.complete) - len(study.entire)
+        more = f"; {without} trials lack a parameter" if without else ""
+        note = f"the better the bluer, the best green{more}"
+        made.append(charts.chart_card("search-parallel", "Parallel coordinates", lines, note))
     return made + [
         charts.chart_card({"type": "search-slice", "name": name}, name, shown, "value over it")
         for name, shown in study_charts.slices(study).items()
@@ -146,7 +152,7 @@ def _best(context: Context, study: Studied) -> Component:
             (
                 f"{t.number}{' (past run)' if t.seeded else ''}",
                 formats.number(t.value),
-                *(str(t.params.get(name, "")) for name in names),
+                *(study_charts.shown(t.params.get(name, "")) for name in names),
                 dmc.Anchor(t.run_id[:8], href=context.href(f"/runs/{t.run_id}"), size="xs")
                 if t.run_id
                 else "",
@@ -159,9 +165,9 @@ def _best(context: Context, study: Studied) -> Component:
 
 def _seeding(study: Studied) -> list[Component]:
     """What seeded it: counts, and reasons of what was left out."""
-    if not any(study.seeded.values()) and not study.left_out:
+    if not study.seeded and not study.left_out:
         return []
-    rows = [(f"added, {state}", str(count)) for state, count in study.seeded.items()]
+    rows = [(f"added, {_STATES[state]}", str(count)) for state, count in study.seeded.items()]
     rows += [(f"left out: {reason}", str(count)) for reason, count in study.left_out.items()]
     shown = components.table(["Past runs", "Number"], rows, "What seeded the study")
     return [components.card("What seeded it", shown)]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlflow_rlsched import studies
-
-RUN_ID = "rlsched.run_id"
-SEEDED = "rlsched.seeded"
-SEARCH = "rlsched.search"
-SET_ASIDE = "rlsched.set_aside"
+from mlflow_rlsched.credentials import redacted
+from mlflow_rlsched.search.history import SEARCH
+from mlflow_rlsched.search.seeding import LEFT_OUT, RUN_ID, SET_ASIDE
 
 FEWEST = 10
 """Complete trials from which it can be told what matters."""
@@ -66,8 +66,7 @@ class Studied:
         trials: Trials that are over, by number; those that were set aside are not among them.
         running: How many run.
         importances: Share of each parameter in what the values differ by; empty where not known.
-        seeded: What its seeding added, by state.
-        left_out: Past runs that make no trial, by reason.
+        left_out: Past runs that the last seeding left out, by reason.
     """
 
     name: str
@@ -76,13 +75,23 @@ class Studied:
     trials: tuple[Trial, ...]
     running: int
     importances: Mapping[str, float]
-    seeded: Mapping[str, int]
     left_out: Mapping[str, int]
+
+    @property
+    def seeded(self) -> Mapping[str, int]:
+        """Past runs that are trials, by state."""
+        return Counter(t.state for t in self.trials if t.seeded)
 
     @property
     def complete(self) -> list[Trial]:
         """Trials with a value that counts."""
         return [t for t in self.trials if t.state == "complete" and t.value is not None]
+
+    @property
+    def entire(self) -> list[Trial]:
+        """Those of them that have all parameters."""
+        names = {each.name for each in self.parameters}
+        return [t for t in self.complete if t.params.keys() >= names]
 
     @property
     def best(self) -> Trial | None:
@@ -116,7 +125,8 @@ class Studies:
                 if not studies.storage_exists(self.url):
                     return []
                 self._storage = studies.open_storage(self.url)
-            found = self._storage.get_all_studies()
+            with self._in_sentences():
+                found = self._storage.get_all_studies()
             return [each.study_name for each in found if len(each.directions) == 1]
 
     def study(self, name: str) -> Studied:
@@ -128,13 +138,25 @@ class Studies:
         optuna = studies.import_optuna()
         if name not in self.names():
             raise studies.StudyError(f"there is no study {name!r} in this storage")
-        with self._lock:
+        with self._lock, self._in_sentences():
             study = optuna.load_study(study_name=name, storage=self._storage)
             trials = study.get_trials(deepcopy=False)
             seen = (name, [trial.state for trial in trials], study.user_attrs)
             if self._known is None or self._known[0] != seen:
                 self._known = seen, _studied(study, trials)
             return self._known[1]
+
+    @contextlib.contextmanager
+    def _in_sentences(self) -> Iterator[None]:
+        unusable: tuple[type[Exception], ...] = (*studies.storage_errors(), OSError)
+        try:
+            yield
+        except unusable as error:
+            self._storage = None
+            why = studies.first_line(error.__cause__ or error)
+            raise studies.StudyError(
+                f"the storage {redacted(self.url)} cannot be read ({why})"
+            ) from error
 
 
 def _studied(study: Any, trials: list[Any]) -> Studied:
@@ -144,7 +166,6 @@ def _studied(study: Any, trials: list[Any]) -> Studied:
         if trial.state.is_finished() and SET_ASIDE not in trial.user_attrs
     ]
     distributions = {k: v for trial in trials for k, v in trial.distributions.items()}
-    told = study.user_attrs.get(SEEDED, {})
     return Studied(
         name=study.study_name,
         maximizes=study.direction.name == "MAXIMIZE",
@@ -155,8 +176,7 @@ def _studied(study: Any, trials: list[Any]) -> Studied:
         trials=tuple(shown),
         running=sum(trial.state.name == "RUNNING" for trial in trials),
         importances=_importances(study),
-        seeded={state: told.get(state, 0) for state in ("complete", "pruned", "failed")},
-        left_out=told.get("left_out", {}),
+        left_out=study.user_attrs.get(LEFT_OUT, {}),
     )
 
 
