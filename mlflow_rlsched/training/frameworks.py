@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,6 +122,20 @@ class Training:
         if stop:
             self.session.leave()
 
+    def begin_at(self, epoch: int, part: float = 0.0, read: int = 0) -> None:
+        """Go on where a checkpoint of the framework's own was made, which knows no place of ours.
+
+        Args:
+            epoch: Epochs that were read to their end.
+            part: Of the present one that was read, 0 to 1.
+            read: Batches of each rank that this was.
+        """
+        assert self.batches is not None
+        place = self.batches.state_dict()
+        position = round(part * self.batches.loader.dataset_size)
+        self.batches.load_state_dict({**place, "epoch": epoch, "position": position, "read": read})
+        self.session.samples = epoch * self.batches.loader.dataset_size + position
+
     def epochs_done(self) -> float:
         """Epochs that were read so far, with the part of the present one."""
         assert self.batches is not None
@@ -212,10 +227,13 @@ def is_scheduled() -> bool:
     return Attempt.from_environment(os.environ) is not None
 
 
-def base_rate(optimizer: Any) -> float:
-    """The learning rate of the first group of a torch optimizer, before any schedule."""
-    group = optimizer.param_groups[0]
-    return float(group.get("initial_lr", group["lr"]))
+def base_rate(optimizer: Any) -> float | None:
+    """The learning rate of a torch optimizer before any schedule, that of its first group.
+
+    Groups whose rate is 0 are passed over; None when there is no other.
+    """
+    rates = (float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    return next((rate for rate in rates if rate > 0), None)
 
 
 def _batch_sampler(loader: Any) -> Any:
@@ -236,8 +254,12 @@ def obstacle_of(loader: Any) -> str | None:
     batches = _batch_sampler(loader)
     if not isinstance(loader, DataLoader):
         return f"it reads from a {type(loader).__name__} instead of a DataLoader"
+    if type(loader).__iter__ not in (DataLoader.__iter__, _accelerates_iter()):
+        return f"{type(loader).__name__} makes its batches in a way of its own"
     if isinstance(loader.dataset, IterableDataset):
         return "its DataLoader reads from an IterableDataset"
+    if not hasattr(loader.dataset, "__len__"):
+        return "its dataset has no length"
     if batches is None:
         return "its DataLoader makes no batches"
     if type(batches) is not BatchSampler:
@@ -247,4 +269,13 @@ def obstacle_of(loader: Any) -> str | None:
         return f"its DataLoader has a {type(sampler).__name__}"
     if getattr(sampler, "replacement", False):
         return "its DataLoader draws samples with replacement"
+    read, there = len(sampler), len(loader.dataset)
+    if read != there and type(sampler).__name__ != "DistributedSampler":  # which reads a share
+        return f"its DataLoader reads {read} of {there} samples in an epoch"
     return None
+
+
+def _accelerates_iter() -> Any:
+    """How the loaders of Accelerate, which only share and move batches, are read; or None."""
+    module = sys.modules.get("accelerate.data_loader")
+    return None if module is None else module.DataLoaderShard.__iter__

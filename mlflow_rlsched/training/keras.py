@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras.optimizers.schedules import LearningRateSchedule
 from torch.utils.data import DataLoader
 
 from mlflow_rlsched.training.frameworks import (
@@ -29,8 +30,9 @@ from mlflow_rlsched.training.frameworks import (
 class RlschedCallback(keras.callbacks.Callback):
     """Connects the first ``fit`` of a process to its scheduler; does nothing without one.
 
-    The learning rate can change where the optimizer was given a number, not a
-    ``LearningRateSchedule``; callbacks that set it go on underneath.
+    The batch size is the one over all accumulated batches. Callbacks that set the learning rate
+    go on underneath; a ``LearningRateSchedule`` counts samples, so that it ends when the training
+    does.
 
     Args:
         loader: What to train on, read to its end in each epoch (no ``steps_per_epoch``).
@@ -47,7 +49,6 @@ class RlschedCallback(keras.callbacks.Callback):
         self._user_loader = loader
         self._training: Training | None = None
         self._over = False
-        self._rate: Any = None  # the user's own, while a step uses another
         follows = is_scheduled() and obstacle_of(loader) is None
         self.loader = _LongestEpoch(loader) if follows else loader
 
@@ -56,15 +57,19 @@ class RlschedCallback(keras.callbacks.Callback):
         if self._over or not is_scheduled():
             return
         optimizer = self.model.optimizer
-        fixed = isinstance(optimizer.get_config()["learning_rate"], dict)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of mixed precision
+        self._micro_batches = optimizer.gradient_accumulation_steps or 1
+        self._parts = 0  # of a step that were computed
         self._training = training = Training(
             self._user_loader,
-            # Keras holds it with seven digits.
-            learning_rate=None if fixed else float(f"{float(optimizer.learning_rate):.7g}"),
+            learning_rate=_base_rate(optimizer),
             epochs=self.params["epochs"],
+            micro_batches=self._micro_batches,
             seed=self._seed,
             save_every_s=self._save_every_s,
         )
+        self._optimizer = optimizer
+        self._train, self.model.train_function = self.model.train_function, self._train_scaled
         if training.batches is None:
             return
         loader = training.batches.loader
@@ -86,24 +91,25 @@ class RlschedCallback(keras.callbacks.Callback):
         """Leave here when the end of the epoch before was no place for it."""
         self._sum = 0.0  # of the losses of the samples that Keras has the mean of
         self._samples = 0
-        if self._training is not None:
-            self._training.pause(self._state)
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Scale the learning rate for this step."""
-        if self._training is not None and self._training.session.knobs.lr_scale != 1.0:
-            optimizer = self.model.optimizer
-            self._rate = keras.ops.copy(keras.ops.convert_to_tensor(optimizer.learning_rate))
-            optimizer.learning_rate = self._rate * self._training.session.knobs.lr_scale
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Count the step."""
-        if self._rate is not None:
-            self.model.optimizer.learning_rate, self._rate = self._rate, None
         training = self._training
         if training is None:
             return
+        if training.batches is not None and training.batches.loader.epoch < epoch:
+            training.begin_at(epoch)  # fit was told to
+        training.pause(self._state)
+        self._planned = self._plan()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Count the step that this batch completed."""
+        training = self._training
+        if training is None:
+            return
+        self._parts += 1
+        if self._parts < self._micro_batches:
+            return
+        self._parts = 0
         training.step(self._loss((logs or {}).get("loss"), training.batches))
+        self._planned = self._plan()
         if training.batches is not None and len(training.batches.loader):
             training.pause(self._state)
 
@@ -118,15 +124,47 @@ class RlschedCallback(keras.callbacks.Callback):
         """Say that the training is done."""
         if self._training is not None:
             self._training.session.done()
+            self.model.train_function = self._train
             if self._training.batches is not None:
                 self.loader.batches = None
             self._training, self._over = None, True
+
+    def _train_scaled(self, batches: Any) -> Any:
+        """A step at the scheduler's rate; callbacks see, and change, but the user's own."""
+        assert self._training is not None
+        optimizer, scale = self._optimizer, self._training.session.knobs.lr_scale
+        schedule = optimizer._learning_rate
+        if isinstance(schedule, LearningRateSchedule):
+            own, scaled = schedule, _Scaled(schedule, scale, self._planned)
+        elif scale == 1.0 or callable(schedule):
+            return self._train(batches)
+        else:
+            own = keras.ops.copy(keras.ops.convert_to_tensor(optimizer.learning_rate))
+            scaled = own * scale
+        optimizer.learning_rate = scaled
+        try:
+            return self._train(batches)
+        finally:
+            optimizer.learning_rate = own
+
+    def _plan(self) -> int | None:
+        """Steps that the optimizer would count until its next one with the batches of the start."""
+        assert self._training is not None
+        if self._training.batches is None:
+            return None
+        return (self._training.planned_steps() + 1) * self._micro_batches - 1
 
     def _loss(self, mean: float | None, batches: EpochBatches | None) -> float | None:
         """The loss of a step, from the mean over those of its epoch that Keras tells."""
         if mean is None or batches is None:
             return mean
         samples = batches.loader.last_batch
+        if not samples:
+            raise ValueError(
+                "RlschedCallback: fit reads another loader; give it the callback's own: "
+                "rlsched = RlschedCallback(loader), then model.fit(rlsched.loader, "
+                "callbacks=[rlsched])"
+            )
         before, self._samples = self._sum, self._samples + samples
         self._sum = mean * self._samples
         return (self._sum - before) / samples
@@ -157,3 +195,25 @@ class _LongestEpoch(DataLoader[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+class _Scaled(LearningRateSchedule):
+    """A schedule for one step: that far, unless None, and times that factor."""
+
+    def __init__(self, schedule: LearningRateSchedule, scale: float, step: int | None) -> None:
+        self._schedule, self._scale, self._step = schedule, scale, step
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(step if self._step is None else self._step) * self._scale
+
+
+def _base_rate(optimizer: Any) -> float | None:
+    """The learning rate without a schedule; None where it cannot be scaled."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, LearningRateSchedule):
+        told = rate.get_config()
+        rate = told.get("warmup_target") or told.get("initial_learning_rate") or rate(0)
+    elif callable(rate):
+        return None
+    found = float(f"{float(rate):.7g}")  # Keras holds it with seven digits
+    return found if found > 0 else None

@@ -68,12 +68,20 @@ class RlschedCallback(pl.Callback):
             connector.restore_callbacks()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See ``_plan``."""
+        """Go on where a checkpoint that ``fit`` was given, and none of ours, ended."""
+        training, loop = self._training, trainer.fit_loop
+        if training is None or training.batches is None:
+            return
+        if training.epochs_done() == 0:
+            read = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
+            training.begin_at(trainer.current_epoch, min(1.0, read / len(training.batches)), read)
         self._plan(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See ``_plan``."""
+        """Leave here when the end of the epoch before was no place for it."""
         self._plan(trainer)
+        if self._training is not None:
+            self._training.pause(lambda: self._state(trainer, between_epochs=True))
 
     def on_train_batch_end(
         self,
@@ -87,8 +95,8 @@ class RlschedCallback(pl.Callback):
         training, parts = self._training, trainer.accumulate_grad_batches
         if training is None or ((batch_idx + 1) % parts and not trainer.is_last_batch):
             return
-        loss = outputs["loss"] * parts if outputs else None
-        if training.step(loss):
+        loss = (outputs or {}).get("loss")  # none where optimizers are stepped by hand
+        if training.step(None if loss is None else loss * parts):
             self._plan(trainer)
         if not trainer.is_last_batch:  # the epoch is validated and ended first
             training.pause(lambda: self._state(trainer))
@@ -122,10 +130,13 @@ class RlschedCallback(pl.Callback):
             part = trainer.val_check_interval
             trainer.val_check_batch = float("inf") if part == 1.0 else max(1, int(count * part))
 
-    def _state(self, trainer: pl.Trainer) -> dict[str, Any]:
+    def _state(self, trainer: pl.Trainer, between_epochs: bool = False) -> dict[str, Any]:
         assert self._training is not None
         assert self._training.batches is not None
         checkpoint = trainer._checkpoint_connector.dump_checkpoint()
+        if between_epochs:  # else Lightning takes the epoch that it was about to begin for one read
+            for count in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+                count["ready"] -= 1
         for name in ("hyper_parameters", "datamodule_hyper_parameters"):
             checkpoint.pop(name, None)  # of any type, and the script has them
         return {"lightning": checkpoint, "batches": self._training.batches.state_dict()}
@@ -137,4 +148,6 @@ def _obstacle(trainer: pl.Trainer) -> str | None:
         return f"{type(trainer.strategy).__name__} keeps a part of the model on each rank"
     if trainer.limit_train_batches != 1.0 or trainer.overfit_batches:
         return "limit_train_batches or overfit_batches say which batches there are"
+    if trainer.reload_dataloaders_every_n_epochs:
+        return "reload_dataloaders_every_n_epochs makes a DataLoader anew"
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers import (
     Trainer,
     TrainerCallback,
@@ -18,6 +18,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 
 from mlflow_rlsched.training import distributed
 from mlflow_rlsched.training.frameworks import (
@@ -68,8 +69,8 @@ class RlschedCallback(TrainerCallback):
     def _get_batches(self) -> Any:
         trainer, args = self._trainer, self._trainer.args
         trainer.get_train_dataloader = self._get_train_dataloader  # the first training only
-        trainer.callback_handler.callbacks.remove(self)
-        trainer.callback_handler.callbacks.insert(0, self)  # the others are to see the right plan
+        callbacks = trainer.callback_handler.callbacks  # the others are to see the right plan
+        callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
         rate = args.learning_rate if trainer.optimizer is None else base_rate(trainer.optimizer)
         loader = trainer.get_train_dataloader()
         self._training = Training(
@@ -83,6 +84,7 @@ class RlschedCallback(TrainerCallback):
         )
         if self._training.batches is None:
             return loader
+        args.ignore_data_skip = True  # these batches find their place themselves
         return _LongestEpoch(self._training.batches, args)
 
     def _create_schedule(self, num_training_steps: int, *rest: Any, **named: Any) -> Any:
@@ -91,7 +93,7 @@ class RlschedCallback(TrainerCallback):
         if training is None or training.batches is None or epochs is None:
             return self._create_scheduler(num_training_steps, *rest, **named)
         schedule = self._create_scheduler(training.planned_steps(epochs), *rest, **named)
-        if isinstance(schedule, LambdaLR):
+        if isinstance(schedule, LRScheduler) and not isinstance(schedule, ReduceLROnPlateau):
             self._trainer.lr_scheduler = schedule = BySamples(schedule, training.planned_steps)
         return schedule
 
@@ -116,9 +118,17 @@ class RlschedCallback(TrainerCallback):
             trainer.optimizer.load_state_dict(found["optimizer"])
             trainer.lr_scheduler.load_state_dict(found["schedule"])
             training.batches.load_state_dict(found["batches"])
+            if found["scaler"]:
+                trainer.accelerator.scaler.load_state_dict(found["scaler"])
             for name, value in found["trainer"].items():
                 setattr(state, name, value)
+            for name, callback in self._stateful().items():
+                for attribute, value in found["callbacks"].get(name, {}).items():
+                    setattr(callback, attribute, value)
             trainer._globalstep_last_logged = state.global_step
+        elif state.epoch:  # of a checkpoint that train() was given
+            part, epoch = math.modf(state.epoch)
+            training.begin_at(int(epoch), part)
         self._plan(state)
         state.compute_steps(args, state.max_steps)
 
@@ -190,13 +200,23 @@ class RlschedCallback(TrainerCallback):
         trainer, training = self._trainer, self._training
         assert training is not None
         assert training.batches is not None
+        scaler = getattr(trainer.accelerator, "scaler", None)
         return {
             "model": trainer.model.state_dict(),
             "optimizer": trainer.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
             "schedule": trainer.lr_scheduler.state_dict(),
             "batches": training.batches.state_dict(),
             "trainer": {name: getattr(state, name) for name in _KEPT if hasattr(state, name)},
+            "callbacks": {
+                name: callback.state()["attributes"] for name, callback in self._stateful().items()
+            },
         }
+
+    def _stateful(self) -> dict[str, ExportableState]:
+        """The callbacks that have something to go on with, such as how long none was better."""
+        callbacks = self._trainer.callback_handler.callbacks
+        return {type(c).__name__: c for c in callbacks if isinstance(c, ExportableState)}
 
 
 class _LongestEpoch:
@@ -224,6 +244,10 @@ def _obstacle(trainer: Trainer) -> str | None:
     """Why the Trainer's loop does not let the batches be chosen, or None."""
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         return "FSDP and DeepSpeed keep a part of the model on each rank"
+    if getattr(trainer.accelerator, "parallelism_config", None) is not None:
+        return "its ranks share one sequence or one layer"
+    if trainer.args.auto_find_batch_size:
+        return "auto_find_batch_size looks for a batch size itself"
     config = trainer.args.accelerator_config
     if config.split_batches or config.dispatch_batches:
         return "accelerator_config has batches that are split or dispatched by rank 0"

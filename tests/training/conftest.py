@@ -9,6 +9,7 @@ import pytest
 
 from mlflow_rlsched.training import data as data_module
 from mlflow_rlsched.training import session as session_module
+from tests.training.attempts import Attempts
 from tests.training.run_directory import RunDirectory
 
 
@@ -26,6 +27,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a training that never imported torch."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+@pytest.fixture
+def attempts(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    """The attempts of the run; this process belongs to the first of them."""
+    return Attempts(run, monkeypatch)
 
 
 class Clock:

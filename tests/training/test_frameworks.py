@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from mlflow_rlsched.training.frameworks import BySamples, Training, obstacle_of
+from mlflow_rlsched.training.frameworks import BySamples, Training, base_rate, obstacle_of
 from tests.training.conftest import Clock
 from tests.training.run_directory import RunDirectory
 
@@ -26,6 +26,17 @@ class Stream(IterableDataset[int]):
         return iter(DATA)
 
 
+class Endless(DataLoader[int]):
+    def __iter__(self) -> Any:
+        while True:
+            yield from super().__iter__()
+
+
+class Unknown(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
@@ -36,8 +47,14 @@ class Stream(IterableDataset[int]):
             DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)),  # type: ignore[arg-type]
             "its DataLoader draws samples with replacement",
         ),
+        (
+            DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=30)),  # type: ignore[arg-type]
+            "its DataLoader reads 30 of 100 samples in an epoch",
+        ),
+        (Endless(DATA), "Endless makes its batches in a way of its own"),  # type: ignore[arg-type]
+        (DataLoader(Unknown(), sampler=range(3)), "its dataset has no length"),  # type: ignore[arg-type]
     ],
-    ids=["no DataLoader", "stream", "sampler", "replacement"],
+    ids=["no DataLoader", "stream", "sampler", "replacement", "a part", "own loop", "no length"],
 )
 def test_batches_that_someone_else_chooses_stay(
     loader: Any, reason: str, run: RunDirectory, caplog: pytest.LogCaptureFixture
@@ -141,3 +158,10 @@ def test_a_checkpoint_is_written_now_and_then(run: RunDirectory) -> None:
     found.session.load()
     found.pause(dict)
     assert run.events() == ["hello", "checkpointed"]
+
+
+def test_a_rate_of_a_group_that_does_not_learn_is_not_the_base() -> None:
+    frozen, learning = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    groups = [{"params": [frozen], "lr": 0.0}, {"params": [learning], "lr": 0.3}]
+    assert base_rate(torch.optim.SGD(groups, lr=0.1)) == 0.3
+    assert base_rate(torch.optim.SGD(groups[:1], lr=0.1)) is None
