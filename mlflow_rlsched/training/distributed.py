@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import time
@@ -60,7 +61,7 @@ class Agreement:
         self._work: Any = None
         self._interval = 1
         self._left = 1
-        self._exchanged_at = time.monotonic()
+        self._exchanged_at = -math.inf  # until a step was timed, each has an exchange
         atexit.register(self._close)  # a gloo group that is left open may abort the exit
 
     @classmethod

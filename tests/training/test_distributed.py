@@ -5,7 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
+
 from mlflow_rlsched.protocol import Directive
+from mlflow_rlsched.training import distributed
+from tests.training.conftest import Clock
 from tests.training.run_directory import RunDirectory
 
 RANK = """
@@ -50,6 +55,24 @@ def test_all_ranks_change_at_the_same_step(run: RunDirectory, tmp_path: Path) ->
     assert first["stopped"] == second["stopped"] == first["changes"][1][0]
     assert (first["saved"], second["saved"]) == (True, False)
     assert run.events() == ["hello", "checkpointed", "stopped"]
+
+
+def test_slow_steps_are_not_waited_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that takes ten seconds a step would else be killed before it sees a stop."""
+    monkeypatch.setattr(distributed, "time", clock)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", world_size=1, rank=0)
+    try:
+        agreement = distributed.Agreement(1, interval_s=0.2)
+        seen = []
+        for seq in range(5):
+            agreed = agreement.step(lambda: Directive(1, seq))  # noqa: B023
+            seen.append(None if agreed is None else agreed.seq)
+            clock.now += 10
+    finally:
+        dist.destroy_process_group()
+    assert seen == [None, 0, 1, 2, 3]
 
 
 def start_rank(rank: int, rendezvous: Path) -> subprocess.Popen[str]:
