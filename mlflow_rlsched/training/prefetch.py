@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from mlflow_rlsched.training.data import ElasticDataLoader
@@ -23,7 +24,7 @@ class PrefetchLoader:
     in the data is always that of the batch in use. On the CPU the batches pass as they are.
 
     Args:
-        loader: Its batches are tensors, or mappings, lists and tuples of them.
+        loader: Its batches are tensors, or mutable mappings, lists and tuples of them.
         device: Where they are to be, as torch names it.
 
     Attributes:
@@ -123,8 +124,10 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """``value`` with each tensor in it changed."""
     if hasattr(value, "is_cuda"):
         return change(value)
-    if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)  # of its type, such as the batches of Hugging Face's collators
+        copied.update({key: _each(item, change) for key, item in value.items()})
+        return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_each(item, change) for item in value))
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from typing import Any
 
 import pytest
@@ -99,3 +99,11 @@ def test_tensors_are_found_in_whatever_holds_them() -> None:
     changed = prefetch._each(batch, lambda tensor: tensor + 1)
     assert changed == {"a": [torch.ones(1), "text"], "b": (torch.ones(1), Pair(torch.ones(1), 3))}
     assert type(changed["b"][1]) is Pair
+
+
+def test_a_mapping_stays_what_it_is() -> None:
+    """Batches of a tokenizer have attributes, and are no dict."""
+    batch = UserDict({"a": torch.zeros(1)})
+    changed = prefetch._each(batch, lambda tensor: tensor + 1)
+    assert type(changed) is UserDict
+    assert (changed["a"], batch["a"]) == (torch.ones(1), torch.zeros(1))
