@@ -8,6 +8,7 @@ import mlflow
 import pytest
 
 from tests.training.run_directory import RunDirectory
+from tests.world import make_tracking_database
 
 
 @pytest.fixture
@@ -19,8 +20,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tracking database that the tests of a module share: making one takes seconds."""
-    return tmp_path_factory.mktemp("tracking") / "mlflow.db"
+    """A tracking database that the tests of a module share."""
+    folder = tmp_path_factory.mktemp("tracking")
+    make_tracking_database(folder / "mlflow.db", f"file://{folder}/mlruns/0")
+    return folder / "mlflow.db"
 
 
 @pytest.fixture
