@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 
 from mlflow_rlsched.config import RunConfig
-from mlflow_rlsched.config.keys import POLICIES
 from mlflow_rlsched.policy.advice import Goodput
 from mlflow_rlsched.policy.baselines import Fixed, Rules
 from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
 from mlflow_rlsched.policy.learned import Ddpg
 from mlflow_rlsched.policy.proposal import Policy
+from mlflow_rlsched.policy_names import POLICIES
 from mlflow_rlsched.versions import Versions
 
 _logger = logging.getLogger(__name__)

@@ -332,8 +332,9 @@ def check_memory(tasks: Sequence[Task]) -> Finding:
 def check_policy() -> Iterator[Finding]:
     """A policy that was trained needs a file that can be used."""
     from mlflow_rlsched.config import resolve
-    from mlflow_rlsched.config.keys import ADDRESS, POLICIES
+    from mlflow_rlsched.config.keys import ADDRESS
     from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
+    from mlflow_rlsched.policy_names import POLICIES
     from mlflow_rlsched.versions import Versions
 
     name = resolve({}, None).policy

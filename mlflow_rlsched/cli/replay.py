@@ -19,7 +19,7 @@ from mlflow_rlsched.cli.common import (
     table,
 )
 from mlflow_rlsched.cli.recorded import find_recorded
-from mlflow_rlsched.config.keys import POLICIES
+from mlflow_rlsched.policy_names import POLICIES
 from mlflow_rlsched.words import duration
 
 if TYPE_CHECKING:

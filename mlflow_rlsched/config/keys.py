@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from mlflow_rlsched import daemon
 from mlflow_rlsched.config.errors import ConfigError, near, shown
+from mlflow_rlsched.policy_names import POLICIES
 from mlflow_rlsched.sharing import SQLITE
 
 MAX_BATCH = 2**31 - 1
@@ -18,8 +19,6 @@ MAX_BATCH = 2**31 - 1
 MAX_GPUS = 4096
 
 _COUNT = f"a whole number from 0 to {MAX_GPUS}"
-POLICIES = ("ddpg", "rules", "goodput", "fixed")
-"""Policies that have a name."""
 
 DEFAULT_POLICY = "ddpg"
 

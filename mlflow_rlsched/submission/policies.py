@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlflow_rlsched.config import ConfigError, RunConfig
-from mlflow_rlsched.config.keys import ADDRESS, POLICIES
+from mlflow_rlsched.config.keys import ADDRESS
 from mlflow_rlsched.policy.checkpoint import PolicyFileError, Version
+from mlflow_rlsched.policy_names import POLICIES
 from mlflow_rlsched.registry import download
 from mlflow_rlsched.submission import tracking
 from mlflow_rlsched.versions import Versions

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_rlsched import decision_log
-from mlflow_rlsched.overview.decisions import is_whole
+from mlflow_rlsched.overview.whole import is_whole
 from rlsched_dashboard.sources.tracking import Tracking
 
 KEPT_RUNS = 200

@@ -1,0 +1,3 @@
+"""Policies that have a name."""
+
+POLICIES = ("ddpg", "rules", "goodput", "fixed")
