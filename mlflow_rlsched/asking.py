@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_rlsched import decision_log
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ARTIFACTS = "rlsched"
+"""Folder of a run's artifacts that are ours."""
+
+DECISIONS = f"{ARTIFACTS}/{decision_log.NAME}"
 
 SERVER_WAIT_S = 20.0
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -56,3 +68,22 @@ def tracking_store_is_there(uri: str) -> bool:
     """False where asking would make a tracking database."""
     file = uri.removeprefix("sqlite:///")
     return file == uri or Path(file).exists()
+
+
+def decisions_of(client: MlflowClient, run_id: str) -> list[dict[str, Any]] | None:
+    """The whole decisions on a run as its artifact has them; None where there is none (yet).
+
+    Args:
+        client: Of the tracking server.
+        run_id: The run.
+
+    Raises:
+        Exception: What MLflow's stores raise, of any kind.
+    """
+    if all(each.path != DECISIONS for each in client.list_artifacts(run_id, ARTIFACTS)):
+        return None
+    # MLflow shows its progress, where tqdm is installed: of a file of kilobytes.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    with tempfile.TemporaryDirectory() as folder:
+        file = client.download_artifacts(run_id, DECISIONS, folder)
+        return list(decision_log.read(Path(file).parent))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlflow_rlsched.asking import ask_server, tracking_store_is_there
+from mlflow_rlsched.asking import ARTIFACTS, ask_server, tracking_store_is_there
 from mlflow_rlsched.cli.common import (
     WrongUsage,
     json_option,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mlflow_rlsched.analysis.recorded import RunRecord
     from mlflow_rlsched.store import Store, Task
 
-ARTIFACTS = "rlsched"
 PAGE = "profile.html"
 
 

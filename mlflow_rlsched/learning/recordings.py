@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_rlsched import decision_log
+from mlflow_rlsched.asking import DECISIONS, decisions_of
 from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.learning.workloads import NEWEST, Recorded, recorded
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_FOLDER = "rlsched"
 _DECIDED = "tags.`rlsched.policy_version` LIKE '%'"  # the first decision on a run sets it
 
 
@@ -64,16 +61,13 @@ def recorded_run(client: MlflowClient, run_id: str) -> Recorded | None:
         RecordingError: The run has no such artifact, or a damaged one.
         Exception: What MLflow's stores raise, of any kind.
     """
-    artifact = f"{_FOLDER}/{decision_log.NAME}"
-    if all(each.path != artifact for each in client.list_artifacts(run_id, _FOLDER)):
-        raise RecordingError(f"it has no artifact {artifact} (yet)")
-    with tempfile.TemporaryDirectory() as folder:
-        path = client.download_artifacts(run_id, artifact, folder)
-        records = list(decision_log.read(Path(path).parent))
+    records = decisions_of(client, run_id)
+    if records is None:
+        raise RecordingError(f"it has no artifact {DECISIONS} (yet)")
     try:
         found = recorded(records)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RecordingError(f"its artifact {artifact} is damaged ({error!r})") from error
+        raise RecordingError(f"its artifact {DECISIONS} is damaged ({error!r})") from error
     if not records:
-        raise RecordingError(f"its artifact {artifact} holds no decision")
+        raise RecordingError(f"its artifact {DECISIONS} holds no decision")
     return found

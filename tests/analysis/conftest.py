@@ -53,7 +53,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
 
 def _live(world: World) -> Lived:
     ledger = world.folder / "ledger"
-    steps = {"steps": 240, "step_s": 0.02, "every": 40, "ledger": ledger}
+    steps = {"steps": 240, "step_s": 0.02, "every": 80, "ledger": ledger}
     recovered = world.submit(FAULTY, "count", steps, LIVE).run_id
     waited = world.submit(FAULTY, "count", {}, {"queue_timeout_s": 0.5}).run_id
     # More than a second after its checkpoint, so that reports tell what is done twice.

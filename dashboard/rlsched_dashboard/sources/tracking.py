@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlflow_rlsched import decision_log
+from mlflow_rlsched.asking import decisions_of
 from mlflow_rlsched.credentials import redacted
 from mlflow_rlsched.registry import MODEL
 from mlflow_rlsched.words import short
@@ -28,7 +27,6 @@ T = TypeVar("T")
 SCHEDULED = "tags.`rlsched.state` != ''"
 OVER = ("FINISHED", "FAILED", "KILLED")
 UNFINISHED = " AND ".join(f"attributes.status != '{status}'" for status in OVER)
-ARTIFACTS = "rlsched"
 FRESH_S = 1.0
 WHOLE_S = 60.0
 """How often all runs are read again: MLflow does not tell which were renamed or deleted."""
@@ -227,13 +225,8 @@ class Tracking:
 
         def read(client: Any) -> list[dict[str, Any]]:
             client.get_run(run_id)
-            path = f"{ARTIFACTS}/{decision_log.NAME}"
             try:
-                if path not in (each.path for each in client.list_artifacts(run_id, ARTIFACTS)):
-                    return []
-                with tempfile.TemporaryDirectory() as folder:
-                    file = client.download_artifacts(run_id, path, folder)
-                    return list(decision_log.read(Path(file).parent))
+                return decisions_of(client, run_id) or []
             except Exception as error:
                 # They are in a place of their own: of MLflow and of other runs it says nothing.
                 raise TrackingError(
