@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -230,7 +231,7 @@ class Look:
         """Seconds from a zoom in one chart of a run to all of them showing it."""
 
         def zoom() -> float:
-            with self.page.expect_response("**/_dash-update-component"):
+            with self.page.expect_response(re.compile("/_dash-update-component")):
                 seconds = self._timed(ZOOM % PLOTS)
             self.page.evaluate("() => new Promise(requestIdleCallback)")  # finer lines are drawn
             return seconds
