@@ -118,12 +118,12 @@ def test_runs_of_other_projects_are_left_out_where_one_is_named(past_run: PastRu
     past_run(0.4, tags=tags("file:///home/other/mono#projects/digits"))
     past_run(0.4, tags=tags("https://example.org/digits.git"))
     past_run(0.4, tags=tags("https://example.org/language.git"))
-    past_run(0.4, tags=tags("/work/digits", **{"mlflow.project.entryPoint": "big"}))
+    past_run(0.4, tags=tags("/home/me/digits", **{"mlflow.project.entryPoint": "big"}))
     found = seed_study(
         optuna.create_study(),
         experiment="Default",
         params=SPACE,
-        project="/work/digits/",
+        project="/home/me/digits/",
         entry_point="main",
     )
     assert found == Seeded(
